@@ -55,9 +55,9 @@ impl Budget {
     }
 
     /// Reserves memory for a hash or a large answer, before any work that comes later. Blocks until there is enough;
-    /// `None` if that takes longer than until the deadline.
+    /// `None` if that, or the turn of others before, takes longer than until the deadline.
     pub fn reserve(&self, bytes: usize, deadline: Instant) -> Option<Reservation> {
-        let _turn = self.0.turn.lock();
+        let _turn = self.0.turn.try_lock_until(deadline)?;
         let reservation = self.count(bytes.min(self.limit()));
         while self.held() > self.limit() && Instant::now() < deadline {
             self.0.on_shortage.get().inspect(|report| report());

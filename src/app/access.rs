@@ -11,11 +11,11 @@ use crate::{
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-/// The rights that a token gives.
-#[derive(Debug, Clone, Copy)]
+/// The rights that the token of a request gives.
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Rights {
-    /// The callers that it stands for.
-    callers: Callers,
+    /// The callers that the token stands for; `None` without a known token.
+    callers: Option<Callers>,
     /// The word that the log has for them.
     pub name: &'static str,
 }
@@ -54,7 +54,7 @@ impl Access {
         request: &Request,
         callers: Callers,
         cors: &Cors,
-        rights: Option<Rights>,
+        rights: Rights,
     ) -> Result<(), Error> {
         if is_cross_origin(request) && !cors.is_allowed() {
             return Err(Error::CrossOrigin);
@@ -63,7 +63,7 @@ impl Access {
             // Browsers send no token with a preflight, and its answer tells nothing of the users.
             Some(_) if cors.is_preflight() => Ok(()),
             // A page of another site does not know the token, whatever name it is served under.
-            Some(_) => match rights.map(|rights| rights.callers) {
+            Some(_) => match rights.callers {
                 None => Err(Error::Unauthorized),
                 Some(Callers::Full) => Ok(()),
                 Some(own) if own == callers || callers == Callers::Known => Ok(()),
@@ -79,18 +79,15 @@ impl Access {
 
     /// Returns the rights that the token of the request gives, if it has exactly one Authorization field and the token is
     /// known.
-    pub fn rights(&self, request: &Request) -> Option<Rights> {
-        let tokens = self.tokens.as_ref()?;
+    pub fn rights(&self, request: &Request) -> Rights {
+        let Some(tokens) = &self.tokens else { return Rights::default() };
         let mut fields = request.fields("authorization");
-        let (Some(value), None) = (fields.next(), fields.next()) else { return None };
-        let (scheme, token) = value.split_once(' ')?;
-        if !scheme.eq_ignore_ascii_case("bearer") {
-            return None;
-        }
-        let carried = digest(token.trim());
+        let field = fields.next().filter(|_| fields.next().is_none()).and_then(|value| value.split_once(' '));
+        let bearer = field.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+        let Some(carried) = bearer.map(|(_, token)| digest(token.trim())) else { return Rights::default() };
         // All tokens are compared, so that the time does not tell which one is similar.
         let equal = tokens.iter().filter(|(expected, _)| carried.ct_eq(expected).into());
-        equal.fold(None, |_, (_, rights)| Some(*rights))
+        equal.fold(Rights::default(), |_, (_, rights)| *rights)
     }
 
     /// Returns the fields that an answer needs for a page of another origin.
@@ -120,7 +117,7 @@ fn tokens(config: &Config) -> Vec<([u8; 32], Rights)> {
     ];
     let of_setting = |(values, callers, name): (&'_ Option<Secret>, Callers, &'static str)| {
         let values = values.iter().flat_map(|values| values.expose().split_whitespace());
-        values.map(|token| (digest(token), Rights { callers, name })).collect::<Vec<_>>()
+        values.map(|token| (digest(token), Rights { callers: Some(callers), name })).collect::<Vec<_>>()
     };
     settings.into_iter().flat_map(of_setting).collect()
 }

@@ -13,7 +13,7 @@ mod routes;
 mod throttle;
 pub(crate) mod validation;
 
-pub(crate) use commands::{Command, Lane, Needs, retry_pause};
+pub(crate) use commands::{Command, Lane, Needs, Outcome, retry_pause};
 pub(crate) use routes::{is_answered_at_once, label};
 
 use crate::budget::Budget;
@@ -24,10 +24,10 @@ use crate::error::{Error, StartError};
 use crate::http::{Cors, Request, RequestId, Response, log_line};
 use crate::metrics::Metrics;
 use crate::users::password::{Hasher, PasswordHash};
-use commands::RequestRules;
+use commands::{RequestRules, Verdict};
 use pages::Description;
 use parking_lot::Mutex;
-use routes::{Asked, Endpoint, Found, Page};
+use routes::{Found, Page};
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 use std::{sync::Arc, thread};
@@ -120,6 +120,9 @@ impl App {
     /// needs no database. `id` is the request's, if it has one. Blocks while another large body is parsed, and for nothing
     /// else.
     pub(crate) fn judge(&self, request: &Request, cors: &Cors, id: Option<&RequestId>) -> Judged {
+        /// A JSON text of small members takes many times its length as a value.
+        const LARGE: usize = 8 << 10;
+        let _turn = (request.body.len() > LARGE).then(|| self.parsing.lock());
         let Found { label, mut asked } = routes::find(request.method, request.path(), self.rules.ui);
         // Only after its preflight does a browser send the request whose refusal tells of the slash.
         if let (Err(Error::FurtherSlash(_)), true) = (&asked, cors.is_preflight()) {
@@ -127,44 +130,21 @@ impl App {
             asked = routes::find(request.method, &meant, self.rules.ui).asked;
         }
         let rights = self.rules.access.rights(request);
-        let next = asked.and_then(|asked| {
-            self.rules.admit(request, &asked, cors, rights)?;
-            self.next(request, &asked, cors, id)
-        });
-        Judged {
-            label,
-            token: rights.map_or("", |rights| rights.name),
-            next: next.unwrap_or_else(|error| Next::Answer(error.into_response(id))),
-        }
-    }
-
-    fn next(
-        &self,
-        request: &Request,
-        asked: &Asked,
-        cors: &Cors,
-        id: Option<&RequestId>,
-    ) -> Result<Next, Error> {
-        /// A JSON text of small members takes many times its length as a value.
-        const LARGE: usize = 8 << 10;
-        match asked.endpoint {
-            Endpoint::Of(operation) => {
-                let _turn = (request.body.len() > LARGE).then(|| self.parsing.lock());
-                self.rules.command(request, operation, asked.user).map(Next::Execute)
-            }
-            Endpoint::Page(Page::Own(page)) => Ok(Next::Answer(page(self))),
-            Endpoint::Page(Page::Options(routes)) => {
-                if let Some(origin) = request.header("origin")
-                    && !cors.is_allowed()
-                {
+        let next = match asked.and_then(|asked| self.rules.judge(request, asked, cors, rights)) {
+            Ok(Verdict::Command(command)) => Next::Execute(command),
+            Ok(Verdict::Page(Page::Own(page))) => Next::Answer(page(self)),
+            Ok(Verdict::Page(Page::Options(routes))) => {
+                if let Some(origin) = request.header("origin").filter(|_| !cors.is_allowed()) {
                     // The browser sends no other request of a page of this origin.
                     let origin: String = origin.chars().take(100).collect();
                     let line = format_args!("ALLOWED_ORIGINS does not name the origin {origin:?}");
                     log_line(log::Level::Info, id, line);
                 }
-                Ok(Next::Answer(routes::options(routes)))
+                Next::Answer(routes::options(routes))
             }
-        }
+            Err(error) => Next::Answer(error.into_response(id)),
+        };
+        Judged { label, token: rights.name, next }
     }
 
     /// Returns the deadline of a request that has just been read.

@@ -36,13 +36,6 @@ pub(crate) enum Callers {
 /// An operation or a page.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Endpoint {
-    Of(Operation),
-    Page(Page),
-}
-
-/// An operation on users, which becomes a command.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Operation {
     List,
     Create,
     Find,
@@ -50,6 +43,7 @@ pub(crate) enum Operation {
     Patch,
     Delete,
     Authenticate,
+    Page(Page),
 }
 
 /// An answer without a user.
@@ -85,18 +79,15 @@ const UI: &str = "/ui";
 
 /// The table of routes. If two rows fit a path, the first one is taken.
 static ROUTES: [Route; 9] = [
-    Route {
-        path: "/users",
-        methods: &[(Get, Endpoint::Of(Operation::List), Read), (Post, Endpoint::Of(Operation::Create), Full)],
-    },
-    Route { path: "/users/authenticate", methods: &[(Post, Endpoint::Of(Operation::Authenticate), Login)] },
+    Route { path: "/users", methods: &[(Get, Endpoint::List, Read), (Post, Endpoint::Create, Full)] },
+    Route { path: "/users/authenticate", methods: &[(Post, Endpoint::Authenticate, Login)] },
     Route {
         path: "/users/{id}",
         methods: &[
-            (Get, Endpoint::Of(Operation::Find), Read),
-            (Put, Endpoint::Of(Operation::Update), Full),
-            (Patch, Endpoint::Of(Operation::Patch), Full),
-            (Delete, Endpoint::Of(Operation::Delete), Full),
+            (Get, Endpoint::Find, Read),
+            (Put, Endpoint::Update, Full),
+            (Patch, Endpoint::Patch, Full),
+            (Delete, Endpoint::Delete, Full),
         ],
     },
     Route { path: AT_ONCE[0], methods: &[(Get, Endpoint::Page(Page::Own(pages::live)), Any)] },
@@ -133,21 +124,19 @@ impl Route {
 
 /// Finds the route and the endpoint of a request. `ui`: the page for the browser is served.
 pub(crate) fn find(method: Method, path: &str, ui: bool) -> Found {
-    let Some((route, last)) = route(path) else {
-        let asked = match (method, path) {
-            (Options, "*") => {
-                Ok(Asked { endpoint: Endpoint::Page(Page::Options(&ROUTES)), callers: Any, user: None })
-            }
-            _ => Err(missing(method, path, ui)),
-        };
-        return Found { label: "other", asked };
+    let found = route(path);
+    let label = found.as_ref().map_or("other", |(route, _)| route.path);
+    let asked = match found.filter(|(route, _)| route.is_served(ui)) {
+        Some((route, last)) => match route.endpoint(method) {
+            Some((endpoint, callers)) => Ok(Asked { endpoint, callers, user: parse_id(&last) }),
+            None => Err(Error::MethodNotAllowed(allow(slice::from_ref(route)))),
+        },
+        None if (method, path) == (Options, "*") => {
+            Ok(Asked { endpoint: Endpoint::Page(Page::Options(&ROUTES)), callers: Any, user: None })
+        }
+        None => Err(missing(method, path, ui)),
     };
-    let asked = match route.endpoint(method) {
-        _ if !route.is_served(ui) => Err(missing(method, path, ui)),
-        Some((endpoint, callers)) => Ok(Asked { endpoint, callers, user: parse_id(&last) }),
-        None => Err(Error::MethodNotAllowed(allow(slice::from_ref(route)))),
-    };
-    Found { label: route.path, asked }
+    Found { label, asked }
 }
 
 /// Returns the refusal of a path that no route has.
@@ -199,20 +188,16 @@ pub(crate) fn is_answered_at_once(path: &str) -> bool {
 /// Returns the route of a path, and the last segment. A segment with an encoded slash is one segment. No route has three
 /// segments.
 fn route(path: &str) -> Option<(&'static Route, Cow<'_, str>)> {
-    let (first, last) = segments(path)?;
-    if last.is_some_and(|last| last.contains('/')) {
-        return None;
-    }
-    let (first, last) = (percent_decode(first)?, last.map(percent_decode));
-    let last = last.map_or(Some(None), |last| last.map(Some))?;
-    let fits = |route: &&Route| match (segments(route.path), &last) {
-        (Some((own, None)), None) => own == first,
-        (Some((own, Some("{id}"))), Some(id)) => own == first && !id.is_empty(),
-        (Some((own, Some(own_last))), Some(last)) => own == first && own_last == last,
-        _ => false,
+    let (first, rest) = segments(path)?;
+    let (first, second) = (percent_decode(first)?, rest.filter(|rest| !rest.contains('/')));
+    let second = second.map_or(Some(None), |second| percent_decode(second).map(Some))?;
+    let fits = |route: &&Route| {
+        let (own_first, own_second) = segments(route.path).unwrap_or_default();
+        let is_id = own_second == Some("{id}") && second.as_ref().is_some_and(|id| !id.is_empty());
+        own_first == first && (is_id || own_second == second.as_deref())
     };
-    let route = ROUTES.iter().find(fits)?;
-    Some((route, last.unwrap_or(first)))
+    let route = ROUTES.iter().find(fits).filter(|_| rest.is_some() == second.is_some())?;
+    Some((route, second.unwrap_or(first)))
 }
 
 /// Returns the first segment of a path, and the rest of it.
@@ -265,9 +250,7 @@ mod tests {
         match asked {
             Ok(Asked { endpoint: Endpoint::Page(Page::Options(routes)), .. }) => allow(routes),
             Ok(Asked { endpoint: Endpoint::Page(Page::Own(_)), .. }) => format!("page {label}"),
-            Ok(Asked { endpoint: Endpoint::Of(operation), user, .. }) => {
-                format!("{operation:?} {}", user.unwrap_or_default())
-            }
+            Ok(Asked { endpoint, user, .. }) => format!("{endpoint:?} {}", user.unwrap_or_default()),
             Err(error) => error.answer().status.to_string(),
         }
     }

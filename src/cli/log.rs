@@ -11,6 +11,7 @@ use log::{
 use nix::sys::stat::fstat;
 use simplelog::{ConfigBuilder, WriteLogger};
 use std::{
+    fmt::{self, Write as _},
     io::{self, Write},
     mem, panic,
     sync::{
@@ -28,6 +29,9 @@ const PAUSE: Duration = Duration::from_millis(2);
 
 /// The most bytes that gather while standard error is stuck.
 const MOST_BYTES: usize = 1 << 20;
+
+/// Bytes that nearly all lines fit in.
+const USUAL_BYTES: usize = 256;
 
 /// Bytes of the lines that gather.
 static WAITING_BYTES: AtomicUsize = AtomicUsize::new(0);
@@ -56,7 +60,7 @@ pub fn log_to_stderr(level: LevelFilter, is_json: bool) -> Result<(), Failure> {
     let (lines, gathered) = mpsc::channel::<Vec<u8>>();
     spawn("log", move || {
         while let Ok(mut text) = gathered.recv() {
-            text.extend(gathered.try_iter().flatten());
+            gathered.try_iter().for_each(|line| text.extend_from_slice(&line));
             // There is no other place to report that standard error is closed.
             let _ = io::stderr().write_all(&text);
             WAITING_BYTES.fetch_sub(text.len(), SeqCst);
@@ -134,7 +138,7 @@ impl Write for LogLine {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.bytes.extend_from_slice(bytes);
         if bytes.ends_with(b"\n") {
-            let line = mem::take(&mut self.bytes);
+            let line = mem::replace(&mut self.bytes, Vec::with_capacity(USUAL_BYTES));
             if WAITING_BYTES.load(SeqCst) > MOST_BYTES {
                 DROPPED_LINES.fetch_add(1, SeqCst);
             } else {
@@ -162,10 +166,10 @@ fn values<'r>(record: &'r Record, names: &'r [&str]) -> impl Iterator<Item = (&'
 
 /// Returns the message of a record, and the values that the message does not have.
 fn text(record: &Record) -> String {
-    let mut line = record.args().to_string();
-    for (name, value) in values(record, &VALUES[5..]) {
-        line.push_str(&format!(" {name}={value}"));
-    }
+    let mut line = String::with_capacity(USUAL_BYTES);
+    let mut add = |text: fmt::Arguments| line.write_fmt(text).expect("a String takes all");
+    add(*record.args());
+    values(record, &VALUES[5..]).for_each(|(name, value)| add(format_args!(" {name}={value}")));
     line
 }
 

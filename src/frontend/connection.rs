@@ -75,7 +75,10 @@ pub enum Action {
 pub struct Connection {
     stream: Socket,
     /// Peer of the connection.
-    pub peer: Peer,
+    peer: Peer,
+    /// The client that its bytes count for: the peer, or the one that a trusted proxy names in the head of a request, until
+    /// that is answered.
+    pub holder: Peer,
     /// Counts requests, so that a late answer is recognized as late.
     generation: u64,
     /// The socket may hold bytes, or an end, that were not read.
@@ -131,6 +134,7 @@ impl Connection {
         Connection {
             stream,
             peer,
+            holder: peer,
             generation,
             readable: false,
             ended: false,
@@ -196,7 +200,7 @@ impl Connection {
 
     /// Returns why it may be closed for another connection, and since when.
     pub fn expendable(&self) -> Option<(Expendable, Instant)> {
-        if self.surplus || self.peer.trusted {
+        if self.surplus || self.holder.trusted {
             return None;
         }
         match &self.state {
@@ -368,6 +372,7 @@ impl Connection {
         };
         if framing.is_in_body() != was_in_body {
             began = None;
+            self.holder = self.peer.speaking_for(framing.client());
         }
         // All of a body is counted before it arrives.
         self.held.set(counted(input.len()) + framing.most(&slots.limits).map_or(0, counted));
@@ -396,7 +401,8 @@ impl Connection {
             input = Vec::new();
         }
         self.held.set(counted(input.len()) + counted(request.memory()));
-        request.peer = request.peer.filter(|_| self.peer.trusted).or(self.peer.address);
+        self.holder = self.peer.speaking_for(request.peer);
+        request.peer = self.holder.address;
         let id = echo.id.take().unwrap_or_else(RequestId::new);
         let answer = (context.resources.answer_at_once)(&request, &id);
         let request = InWork { request: Some(request), persistence, id, echo, begun: false };

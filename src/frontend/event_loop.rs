@@ -15,13 +15,21 @@ pub use admission::MAX_SURPLUS;
 use mio::{Events, Interest, Poll, Token, Waker, unix::SourceFd};
 use nix::{
     errno::Errno,
-    sys::socket::{MsgFlags, recv},
+    sys::{
+        socket::{MsgFlags, recv},
+        time::TimeSpec,
+        timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags},
+    },
 };
 use std::{
     fmt::Write as _,
     io::{self, ErrorKind, Write as _},
     mem,
-    os::{fd::AsRawFd, unix::net::UnixStream},
+    os::{
+        fd::{AsFd, AsRawFd},
+        unix::net::UnixStream,
+    },
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
@@ -29,6 +37,7 @@ use std::{
 const LISTENER: Token = Token(usize::MAX);
 const WAKER: Token = Token(usize::MAX - 1);
 const PRIVATE: Token = Token(usize::MAX - 2);
+const TIMER: Token = Token(usize::MAX - 3);
 /// Events taken in one iteration.
 const EVENTS: usize = 1024;
 /// Bytes that one read takes at most. They bound the memory that a pipelining client takes up.
@@ -61,6 +70,10 @@ pub struct EventLoop {
     sweep_at: Option<Instant>,
     /// When a stop has to be over.
     stop_at: Option<Instant>,
+    /// Wakes the loop. It stays set while requests come: a wait with a time-out of its own would set one timer each.
+    timer: TimerFd,
+    /// When the timer rings, if it is set.
+    rings_at: Option<Instant>,
 }
 
 impl EventLoop {
@@ -79,12 +92,15 @@ impl EventLoop {
         let registry = poll.registry();
         registry.register(&mut SourceFd(&listener.socket.as_raw_fd()), LISTENER, Interest::READABLE)?;
         registry.register(&mut SourceFd(&private.as_raw_fd()), PRIVATE, Interest::READABLE)?;
+        let timer =
+            TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK)?;
+        registry.register(&mut SourceFd(&timer.as_fd().as_raw_fd()), TIMER, Interest::READABLE)?;
         let free = (0..slots.len() as u32).rev().collect();
         let context = Context {
             now: Instant::now(),
             slots: slots.clone(),
             poll,
-            scratch: vec![0; SCRATCH_BYTES].into(),
+            scratch: scratch(),
             resources,
             stopping: false,
             has_passed: false,
@@ -102,6 +118,8 @@ impl EventLoop {
             accept_at: None,
             sweep_at: None,
             stop_at: None,
+            timer,
+            rings_at: None,
         })
     }
 
@@ -109,31 +127,14 @@ impl EventLoop {
     pub fn run(&mut self) -> io::Result<()> {
         let mut events = Events::with_capacity(EVENTS);
         loop {
-            let timeout = self.timeout();
+            let timeout = self.timeout()?;
             match self.context.poll.poll(&mut events, timeout) {
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 result => result?,
             }
-            let now = Instant::now();
-            self.context.now = now;
-            let mut due = mem::take(&mut self.requeued);
-            for event in &events {
-                match event.token() {
-                    LISTENER => self.accept_at = Some(self.accept_at.unwrap_or(now)),
-                    WAKER => self.slots.take_scheduled(&mut due),
-                    PRIVATE => self.read_private()?,
-                    Token(index) => self.call(index as u32, |connection, context| {
-                        connection.note(event);
-                        connection.advance(index as u32, context)
-                    }),
-                }
-            }
-            // A connection may be there twice.
-            due.sort_unstable();
-            due.dedup();
-            for index in due {
-                self.call(index, |connection, context| connection.advance(index, context));
-            }
+            self.context.now = Instant::now();
+            self.call_all(&events)?;
+            let now = self.context.now;
             // Accepts after the reads, as a read may find an idle connection busy.
             if self.accept_at.is_some_and(|at| at <= now) {
                 self.accept();
@@ -152,14 +153,46 @@ impl EventLoop {
         }
     }
 
-    /// Returns the time to wait for events.
-    fn timeout(&self) -> Option<Duration> {
+    /// Calls the connections that have events, that a worker has answered, or that asked for it.
+    fn call_all(&mut self, events: &Events) -> io::Result<()> {
+        let mut due = mem::take(&mut self.requeued);
+        for event in events {
+            match event.token() {
+                LISTENER => self.accept_at = Some(self.accept_at.unwrap_or(self.context.now)),
+                WAKER => self.slots.take_scheduled(&mut due),
+                PRIVATE => self.read_private()?,
+                TIMER => self.rings_at = None,
+                Token(index) => self.call(index as u32, |connection, context| {
+                    connection.note(event);
+                    connection.advance(index as u32, context)
+                }),
+            }
+        }
+        // A connection may be there twice.
+        due.sort_unstable();
+        due.dedup();
+        due.into_iter()
+            .for_each(|index| self.call(index, |connection, context| connection.advance(index, context)));
+        Ok(())
+    }
+
+    /// Returns the time to wait for events: none, or until the timer rings, which is set for an earlier time only.
+    fn timeout(&mut self) -> io::Result<Option<Duration>> {
         if !self.requeued.is_empty() {
-            return Some(Duration::ZERO);
+            return Ok(Some(Duration::ZERO));
         }
         let times = [self.accept_at, self.sweep_at, self.stop_at];
-        let first = times.into_iter().flatten().min()?;
-        Some(first.saturating_duration_since(Instant::now()))
+        let first = times.into_iter().flatten().min();
+        let Some(first) = first.filter(|first| self.rings_at.is_none_or(|at| *first < at)) else {
+            return Ok(None);
+        };
+        let left = first.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(Some(left));
+        }
+        self.timer.set(Expiration::OneShot(TimeSpec::from_duration(left)), TimerSetTimeFlags::empty())?;
+        self.rings_at = Some(first);
+        Ok(None)
     }
 
     /// Calls one connection, and does what it asks for then.
@@ -170,9 +203,14 @@ impl EventLoop {
         let Entry { connection: Some(connection), has_ticket } = &mut *entry else {
             return;
         };
-        let (peer, was_surplus, held) = (connection.peer, connection.surplus, connection.held.bytes());
-        let action = work(connection, &mut self.context);
-        let grown = connection.held.bytes() > held;
+        let (was_surplus, held) = (connection.surplus, connection.held.bytes());
+        // A panic ends one connection. The logger of a program that embeds the service may panic.
+        let work = AssertUnwindSafe(|| work(connection, &mut self.context));
+        let action = catch_unwind(work).unwrap_or_else(|_| {
+            self.context.scratch = scratch();
+            Action::Close
+        });
+        let (holder, grown) = (connection.holder, connection.held.bytes() > held);
         if mem::take(&mut self.context.has_passed) && !mem::replace(has_ticket, true) {
             self.passed.push(index);
         }
@@ -189,7 +227,7 @@ impl EventLoop {
         }
         drop(entry);
         if grown && self.slots.budget.held() > self.slots.budget.limit() {
-            self.make_memory(index, peer);
+            self.make_memory(index, holder);
         }
     }
 
@@ -291,4 +329,8 @@ impl EventLoop {
             });
         }
     }
+}
+
+fn scratch() -> Box<[u8]> {
+    vec![0; SCRATCH_BYTES].into()
 }

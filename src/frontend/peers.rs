@@ -3,12 +3,12 @@
 use crate::config::{PeerKey, TrustedProxies, counted_as};
 use std::{fmt, net::IpAddr};
 
-/// The peer of a connection.
+/// The peer of a connection, or a client that it speaks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
     /// `None` on a Unix socket.
     pub address: Option<IpAddr>,
-    /// A trusted proxy: its connections carry many clients, and are never closed for others.
+    /// A trusted proxy between requests: its connections carry many clients, and are never closed for others.
     pub trusted: bool,
 }
 
@@ -17,6 +17,11 @@ impl Peer {
         // On a socket that takes both, IPv4 peers have an address that is mapped into IPv6.
         let address = address.map(|address| address.to_canonical());
         Peer { address, trusted: proxies.contains(address) }
+    }
+
+    /// Returns the client of a request: the one that a trusted proxy names, or the proxy if it names none.
+    pub fn speaking_for(self, named: Option<IpAddr>) -> Peer {
+        Peer { address: named.filter(|_| self.trusted).or(self.address), trusted: false }
     }
 
     /// Returns what it is counted by; `None` for a trusted proxy, which is not counted.

@@ -10,12 +10,17 @@ const MAX_BYTES: usize = 128;
 
 /// The name of a request, in its answer and in every line of the log about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RequestId(Arc<str>);
+pub enum RequestId {
+    /// The id that its client sent.
+    Given(Arc<str>),
+    /// An id that was made here, and becomes text where it is written.
+    Made(Uuid),
+}
 
 impl RequestId {
     /// Makes an id: a UUID of version 7 (RFC 9562), in the order of time.
     pub fn new() -> RequestId {
-        RequestId(Uuid::now_v7().to_string().into())
+        RequestId::Made(Uuid::now_v7())
     }
 
     /// Takes over the id that a client sent, if it has 1 to 128 characters of `[A-Za-z0-9._~+/=:-]`, which
@@ -25,13 +30,16 @@ impl RequestId {
         if value.is_empty() || value.len() > MAX_BYTES || !value.iter().all(allowed) {
             return None;
         }
-        Some(RequestId(str::from_utf8(value).ok()?.into()))
+        Some(RequestId::Given(str::from_utf8(value).ok()?.into()))
     }
 }
 
 impl fmt::Display for RequestId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        match self {
+            RequestId::Given(text) => f.write_str(text),
+            RequestId::Made(id) => id.fmt(f),
+        }
     }
 }
 

@@ -2,9 +2,21 @@
 
 use super::{RequestId, log_line};
 use crate::error::Error;
+use httpdate::HttpDate;
 use serde::Serialize;
 use serde_json::Value;
-use std::{borrow::Cow, fmt, time::SystemTime};
+use std::{
+    borrow::Cow,
+    fmt,
+    io::{self, Write},
+    time::SystemTime,
+};
+
+/// Bytes that a body of one user and most heads fit in.
+const SMALL: usize = 512;
+
+/// Bytes of a body from which on it is not copied, as its memory counts.
+const LARGE: usize = 4 << 10;
 
 /// Tells whether the connection stays open after a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,10 +54,12 @@ impl Response {
     /// A body of one line of JSON.
     #[doc(hidden)]
     pub fn json(status: u16, value: &impl Serialize) -> Response {
-        let mut body = Vec::with_capacity(256);
+        let mut body = Vec::with_capacity(SMALL);
         serde_json::to_writer(&mut body, value).expect("our own types have string keys only");
         body.push(b'\n');
-        body.shrink_to_fit();
+        if body.len() > LARGE {
+            body.shrink_to_fit();
+        }
         Response { status, headers: Vec::new(), body }
     }
 
@@ -88,44 +102,45 @@ impl Response {
     /// Returns the bytes on the wire, as the answer to the request of that id. `head_only` leaves the body out and keeps
     /// its length, as HEAD wants it.
     pub(crate) fn into_bytes(self, persistence: Persistence, head_only: bool, id: &RequestId) -> Vec<u8> {
-        let date = httpdate::fmt_http_date(SystemTime::now());
-        let phrase = phrase(self.status);
-        let mut head = format!("HTTP/1.1 {} {phrase}\r\nDate: {date}\r\nX-Request-Id: {id}", self.status);
-        let mut add = |name: &str, value: &str| {
-            for part in ["\r\n", name, ": ", value] {
-                head.push_str(part);
-            }
-        };
-        add("X-Content-Type-Options", "nosniff");
-        if self.headers.iter().all(|(name, _)| *name != "Cache-Control") {
-            add("Cache-Control", "private, no-cache");
-        }
-        if !matches!(self.status, 204 | 304) {
-            if self.headers.iter().all(|(name, _)| *name != "Content-Type") {
-                add("Content-Type", "application/json");
-            }
-            add("Content-Length", &self.body.len().to_string());
-        }
-        for (name, value) in &self.headers {
-            add(name, value);
-        }
-        match persistence {
-            Persistence::KeepAlive(seconds) => {
-                // Clients of HTTP/1.0 need the first one, and Connection has to name the second one (RFC 9110, 7.6.1).
-                add("Connection", "keep-alive");
-                add("Keep-Alive", &format!("timeout={seconds}"));
-            }
-            Persistence::Close => add("Connection", "close"),
-        }
-        head.push_str("\r\n\r\n");
+        let mut head = Vec::with_capacity(SMALL + if self.body.len() > LARGE { 0 } else { self.body.len() });
+        self.write_head(persistence, id, &mut head).expect("a Vec takes all");
         if head_only {
-            return head.into_bytes();
+            return head;
         }
-        // A long body is in memory once.
+        if self.body.len() <= LARGE {
+            head.extend_from_slice(&self.body);
+            return head;
+        }
         let mut bytes = self.body;
         bytes.reserve_exact(head.len());
-        bytes.splice(..0, head.into_bytes());
+        bytes.splice(..0, head);
         bytes
+    }
+
+    fn write_head(&self, persistence: Persistence, id: &RequestId, head: &mut Vec<u8>) -> io::Result<()> {
+        let (status, date) = (self.status, HttpDate::from(SystemTime::now()));
+        write!(head, "HTTP/1.1 {status} {}\r\nDate: {date}\r\nX-Request-Id: {id}\r\n", phrase(status))?;
+        head.extend_from_slice(b"X-Content-Type-Options: nosniff\r\n");
+        let has = |name| self.headers.iter().any(|(given, _)| *given == name);
+        if !has("Cache-Control") {
+            head.extend_from_slice(b"Cache-Control: private, no-cache\r\n");
+        }
+        if !matches!(status, 204 | 304) {
+            if !has("Content-Type") {
+                head.extend_from_slice(b"Content-Type: application/json\r\n");
+            }
+            write!(head, "Content-Length: {}\r\n", self.body.len())?;
+        }
+        for (name, value) in &self.headers {
+            write!(head, "{name}: {value}\r\n")?;
+        }
+        match persistence {
+            // Clients of HTTP/1.0 need the first one, and Connection has to name the second one (RFC 9110, 7.6.1).
+            Persistence::KeepAlive(seconds) => {
+                write!(head, "Connection: keep-alive\r\nKeep-Alive: timeout={seconds}\r\n\r\n")
+            }
+            Persistence::Close => write!(head, "Connection: close\r\n\r\n"),
+        }
     }
 }
 

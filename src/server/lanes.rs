@@ -5,8 +5,8 @@
 //! for others to fill a batch. What holds for any number of commands and locks:
 //! - writes leave one session to reads, creates and changes leave one to each other, and lists leave one to finds;
 //! - lanes take turns, and so do the addresses within a lane;
-//! - changes of one row are in the order of their arrival, one at a time; the row stays taken until its change is
-//!   answered;
+//! - one change of a row is in flight at a time, the oldest of its lane first; the row stays taken until the last
+//!   statement of its change has ended;
 //! - a command that met a lock is retried alone after a pause, and retries take half of the sessions for writes.
 
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
     config::PeerKey,
 };
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     mem,
     time::{Duration, Instant},
 };
@@ -28,13 +28,13 @@ const HASH: usize = Lane::Hash as usize;
 /// The queue of commands that met a lock, behind the queues of the lanes.
 const RETRY: usize = Lane::LABELS.len();
 
-/// A batch that takes less waits for no network and for no slow disk: more in flight would only compete for the cores.
+/// A batch that takes less is a short one.
 const SHORT: Duration = Duration::from_millis(1);
 
 /// Time that each command adds to a batch of writes.
 const PER_WRITE: Duration = Duration::from_micros(20);
 
-/// A batch in flight for longer waits, most likely for a lock, and does not hold up the next one of its lane.
+/// A batch in flight for longer is stuck, most likely.
 const STALLED: Duration = Duration::from_millis(5);
 
 /// Users of the lists in flight from which on no further list starts. With one more page of 1,000 users, this bounds the
@@ -88,6 +88,13 @@ pub struct Batch<T> {
     users: usize,
 }
 
+impl<T> Batch<T> {
+    /// Returns whether its commands are lists, whose users take memory.
+    pub fn is_of_lists(&self) -> bool {
+        self.queue == LIST
+    }
+}
+
 struct Queue<T> {
     waiting: VecDeque<Queued<T>>,
     /// When each batch in flight was started.
@@ -104,8 +111,8 @@ struct Queue<T> {
 pub struct Lanes<T> {
     capacity: Capacity,
     queues: [Queue<T>; RETRY + 1],
-    /// Rows with a change that is queued, in flight or paused, and the changes behind it.
-    rows: HashMap<i64, VecDeque<Queued<T>>>,
+    /// Rows with a change that is in flight or paused. Other changes of them stay in their queues.
+    rows: HashSet<i64>,
     queued: usize,
     batches: u64,
     /// Users of the lists in flight.
@@ -124,7 +131,7 @@ impl<T> Lanes<T> {
             took: if at == HASH { Duration::from_millis(20) } else { Duration::ZERO },
         };
         let queues = std::array::from_fn(queue);
-        Lanes { capacity, queues, rows: HashMap::new(), queued: 0, batches: 0, users: 0 }
+        Lanes { capacity, queues, rows: HashSet::new(), queued: 0, batches: 0, users: 0 }
     }
 
     /// Queues a command. Returns the one that is refused for it if too many passwords wait: the newest of the address
@@ -153,15 +160,10 @@ impl<T> Lanes<T> {
         None
     }
 
-    /// Frees the row of a command that was answered, or that no client waits for.
+    /// Frees the row of a command that is done, or that no client waits for.
     pub fn done(&mut self, command: &Queued<T>) {
-        let Some(row) = command.needs.row.filter(|_| command.owns_row) else { return };
-        match self.rows.get_mut(&row).and_then(VecDeque::pop_front) {
-            Some(mut next) => {
-                next.owns_row = true;
-                self.queues[next.needs.lane as usize].waiting.push_back(next);
-            }
-            None => drop(self.rows.remove(&row)),
+        if let Some(row) = command.needs.row.filter(|_| command.owns_row) {
+            self.rows.remove(&row);
         }
     }
 
@@ -171,7 +173,7 @@ impl<T> Lanes<T> {
         let at = self.ready(now, hashes)?;
         let left = if at == LIST { LIST_USERS - self.users } else { usize::MAX };
         let queue = &mut self.queues[at];
-        let commands = queue.take(batch_limit(at), left, now);
+        let commands = queue.take(batch_limit(at), left, &mut self.rows, now);
         self.batches += 1;
         queue.last = self.batches;
         queue.in_flight.push(now);
@@ -209,7 +211,7 @@ impl<T> Lanes<T> {
     /// Drops the queued commands that no client waits for.
     pub fn retain(&mut self, awaited: impl Fn(&T) -> bool) {
         let mut dropped = Vec::new();
-        for waiting in self.queues.iter_mut().map(|queue| &mut queue.waiting).chain(self.rows.values_mut()) {
+        for waiting in self.queues.iter_mut().map(|queue| &mut queue.waiting) {
             let (kept, gone): (VecDeque<_>, VecDeque<_>) =
                 mem::take(waiting).into_iter().partition(|command| awaited(&command.work));
             *waiting = kept;
@@ -234,17 +236,9 @@ impl<T> Lanes<T> {
         self.queued == 0 && self.queues.iter().all(|queue| queue.in_flight.is_empty())
     }
 
-    fn queue(&mut self, mut command: Queued<T>) -> Option<T> {
+    fn queue(&mut self, command: Queued<T>) -> Option<T> {
         self.queued += 1;
         let lane = command.needs.lane;
-        if let Some(row) = command.needs.row.filter(|_| !command.owns_row) {
-            if let Some(behind) = self.rows.get_mut(&row) {
-                behind.push_back(command);
-                return None;
-            }
-            self.rows.insert(row, VecDeque::new());
-            command.owns_row = true;
-        }
         self.queues[lane as usize].waiting.push_back(command);
         if lane == Lane::Hash { self.refuse_a_hash() } else { None }
     }
@@ -267,42 +261,71 @@ impl<T> Lanes<T> {
     pub fn ready(&self, now: Instant, hashes: bool) -> Option<usize> {
         let is_ready = |at: &usize| {
             (*at == HASH) == hashes
-                && self.queues[*at].waiting.iter().any(|command| command.due <= now)
                 && self.may_start(*at, now)
+                && self.queues[*at].waiting.iter().any(|command| command.may_start(&self.rows, now))
         };
         (0..=RETRY).filter(is_ready).min_by_key(|at| self.queues[*at].last)
     }
 
     /// Returns whether one more batch of a queue may be in flight.
     fn may_start(&self, at: usize, now: Instant) -> bool {
-        let Capacity { sessions, hashers, cores, .. } = self.capacity;
-        let in_flight = |at: usize| self.queues[at].in_flight.len();
-        let all_writes = in_flight(CREATE) + in_flight(CHANGE) + in_flight(SINGLE) + in_flight(RETRY);
+        let Capacity { sessions, hashers, .. } = self.capacity;
         let (but_one, but_two) = ((sessions - 1).max(1), sessions.saturating_sub(2).max(1));
-        let statement = in_flight(FIND) + in_flight(LIST) + all_writes < sessions;
-        let write = statement && all_writes < but_one;
-        let queue = &self.queues[at];
-        let few = if queue.took < SHORT { (cores / 2).max(1 + usize::from(writes(at))) } else { sessions };
-        let paced = queue.in_flight.iter().filter(|started| now < **started + STALLED).count() < few;
-        match at {
-            FIND => statement && paced,
-            LIST => statement && paced && in_flight(LIST) < but_one && self.users < LIST_USERS,
-            CREATE => write && paced && in_flight(CREATE) < but_two,
-            CHANGE => write && paced && in_flight(CHANGE) + in_flight(SINGLE) < but_two,
-            SINGLE => write && in_flight(CHANGE) + in_flight(SINGLE) < but_two,
-            RETRY => write && in_flight(RETRY) < (but_one / 2).max(1),
-            _ => in_flight(HASH) < hashers,
-        }
+        // Queues, and the most batches that they may have in flight together.
+        let bounds: [(&[usize], usize); 7] = [
+            (&[FIND, LIST, CREATE, CHANGE, SINGLE, RETRY], sessions),
+            (&[CREATE, CHANGE, SINGLE, RETRY], but_one),
+            (&[LIST], but_one),
+            (&[CREATE], but_two),
+            (&[CHANGE, SINGLE], but_two),
+            (&[RETRY], (but_one / 2).max(1)),
+            (&[HASH], hashers),
+        ];
+        let in_flight =
+            |queues: &[usize]| queues.iter().map(|at| self.queues[*at].in_flight.len()).sum::<usize>();
+        let is_below =
+            |(queues, most): &(&[usize], usize)| !queues.contains(&at) || in_flight(queues) < *most;
+        bounds.iter().all(is_below) && self.is_paced(at, now) && (at != LIST || self.users < LIST_USERS)
+    }
+
+    /// Returns whether the pace of a queue allows one more batch now.
+    ///
+    /// Short batches wait for no network and for no slow disk: more than half of the cores execute would only compete with
+    /// them, and a later batch is a larger one. A write waits for its commit for a while, so two of a lane overlap. Longer
+    /// batches wait for something, and all sessions may. A batch that has become much longer than the others waits for a
+    /// lock, most likely, and does not hold up the next one.
+    fn is_paced(&self, at: usize, now: Instant) -> bool {
+        let Queue { in_flight, took, .. } = &self.queues[at];
+        let few = (self.capacity.cores / 2).max(1 + usize::from(writes(at)));
+        let moving = in_flight.iter().filter(|started| now < **started + STALLED).count();
+        batch_limit(at) == 1 || *took >= SHORT || moving < few
+    }
+}
+
+impl<T> Queued<T> {
+    /// Returns whether it is due, and no other change of its row is in flight or paused.
+    fn may_start(&self, rows: &HashSet<i64>, now: Instant) -> bool {
+        self.due <= now && (self.owns_row || self.needs.row.is_none_or(|row| !rows.contains(&row)))
     }
 }
 
 impl<T> Queue<T> {
-    /// Takes up to `limit` commands that are due, and of lists only while they have fewer users than `users`: one of
-    /// each address first, beginning behind the address whose turn was last, then by age.
-    fn take(&mut self, limit: usize, mut users: usize, now: Instant) -> Vec<Queued<T>> {
-        let mut counts: HashMap<PeerKey, usize> = HashMap::new();
-        let due = self.waiting.iter().enumerate().filter(|(_, command)| command.due <= now);
-        let mut order: Vec<_> = due
+    /// Takes up to `limit` commands that may start, and of lists only while they have fewer users than `users`: one of each
+    /// address first, beginning behind the address whose turn was last, then by age. Of the changes of a row, takes the
+    /// oldest, and the row.
+    fn take(
+        &mut self,
+        limit: usize,
+        mut users: usize,
+        rows: &mut HashSet<i64>,
+        now: Instant,
+    ) -> Vec<Queued<T>> {
+        let (mut counts, mut changed): (HashMap<PeerKey, usize>, HashSet<i64>) = Default::default();
+        let mut order: Vec<_> = (0..)
+            .zip(&self.waiting)
+            .filter(|(_, command)| {
+                command.may_start(rows, now) && command.needs.row.is_none_or(|row| changed.insert(row))
+            })
             .map(|(at, command)| {
                 let count = counts.entry(command.peer).and_modify(|count| *count += 1).or_insert(1);
                 (*count, command.peer <= self.last_peer, command.peer, at)
@@ -314,7 +337,12 @@ impl<T> Queue<T> {
             if users == 0 {
                 break;
             }
-            users = users.saturating_sub(self.waiting[at].needs.users);
+            let command = &mut self.waiting[at];
+            users = users.saturating_sub(command.needs.users);
+            if let Some(row) = command.needs.row {
+                rows.insert(row);
+                command.owns_row = true;
+            }
             is_chosen[at] = true;
             if count == 1 {
                 self.last_peer = peer;

@@ -16,14 +16,14 @@ use super::{
     lanes::{Batch, Capacity, Lanes, Queued},
 };
 use crate::{
-    app::{App, Command, Needs},
+    app::{App, Command, Needs, Outcome},
     config::counted_as,
     error::{Error, Reason},
     frontend::Slots,
 };
 pub use faults::{Fault, Faults};
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use requests::{Job, guard};
+use requests::{Job, MEMORY_WAIT, guard};
 use std::{
     io, mem,
     sync::{Arc, atomic::Ordering},
@@ -36,9 +36,6 @@ const STACK: usize = 512 << 10;
 
 /// Workers in tiny_http's queue, at most: one for the next request, and one for those that come while it is executed.
 const RECEIVERS: usize = 2;
-
-/// The time for which a thread without a batch sleeps, if nothing is due and nothing wakes it.
-const IDLE: Duration = Duration::from_secs(3600);
 
 /// The time between two looks at a thread that is to end.
 const POLL_PAUSE: Duration = Duration::from_millis(1);
@@ -65,10 +62,10 @@ struct Dispatch {
 
 /// Commands, and the threads that wait for some.
 struct Schedule {
-    lanes: Lanes<Job>,
+    lanes: Lanes<Box<Job>>,
     /// Workers in tiny_http's queue.
     receiving: usize,
-    /// When a worker without a batch wakes by itself.
+    /// When a worker that waits for work wakes by itself.
     wakes_at: Option<Instant>,
     stopping: bool,
 }
@@ -136,44 +133,47 @@ impl Dispatch {
         let mut schedule = self.schedule.lock();
         loop {
             let now = Instant::now();
-            let batch = schedule.lanes.next(now, hashes);
-            self.wake(&schedule, batch.is_some() || hashes, now);
-            let due = schedule.lanes.next_due(now, hashes);
-            if let Some(batch) = batch {
+            if let Some(batch) = schedule.lanes.next(now, hashes) {
+                self.wake(&schedule, now);
                 drop(schedule);
                 schedule = self.execute(batch);
             } else if schedule.stopping && schedule.lanes.is_idle() {
                 return self.wake_all();
             } else if hashes {
-                self.hasher.wait_until(&mut schedule, due.unwrap_or(now + IDLE));
+                let due = schedule.lanes.next_due(now, hashes);
+                wait(&self.hasher, &mut schedule, due);
+            } else if schedule.receiving < RECEIVERS && !schedule.stopping {
+                schedule.receiving += 1;
+                self.wake(&schedule, now);
+                drop(schedule);
+                // A panic loses no receiver.
+                let received = guard(None, || self.receive());
+                schedule = self.schedule.lock();
+                schedule.receiving -= 1;
+                self.push(&mut schedule, received.unwrap_or_default());
             } else {
-                // One worker wakes for what is due: this one, if no other does by then.
-                let due = due.filter(|due| schedule.wakes_at.is_none_or(|at| *due < at));
-                schedule.wakes_at = due.or(schedule.wakes_at);
-                let until = due.unwrap_or(now + IDLE);
-                if schedule.receiving < RECEIVERS && !schedule.stopping {
-                    schedule.receiving += 1;
-                    drop(schedule);
-                    let received = self.receive(until);
-                    schedule = self.schedule.lock();
-                    schedule.receiving -= 1;
-                    self.push(&mut schedule, received);
-                } else {
-                    self.idle.wait_until(&mut schedule, until);
-                }
-                if schedule.wakes_at == Some(until) {
-                    schedule.wakes_at = None;
-                }
+                self.wait(&mut schedule, now);
             }
         }
     }
 
-    /// Wakes a thread that hashes if there is a password; and a worker, if this thread goes on to execute and more is
-    /// ready, no worker receives, or none wakes for what is due.
-    fn wake(&self, schedule: &Schedule, executes: bool, now: Instant) {
+    /// Waits for work. One of the workers that wait wakes for what is due: this one, if no other does by then.
+    fn wait(&self, schedule: &mut MutexGuard<'_, Schedule>, now: Instant) {
+        let due = schedule.lanes.next_due(now, false);
+        let due = due.filter(|due| schedule.wakes_at.is_none_or(|at| *due < at));
+        schedule.wakes_at = due.or(schedule.wakes_at);
+        wait(&self.idle, schedule, due);
+        if schedule.wakes_at == due {
+            schedule.wakes_at = None;
+        }
+    }
+
+    /// Wakes a worker, as this thread goes on to receive or to execute, if more is ready, if no worker receives, or if none
+    /// wakes for what is due; and a thread that hashes if there is a password.
+    fn wake(&self, schedule: &Schedule, now: Instant) {
         let due = schedule.lanes.next_due(now, false);
         let is_missed = due.is_some_and(|due| schedule.wakes_at.is_none_or(|at| due < at));
-        if executes && (is_missed || schedule.receiving == 0 || schedule.lanes.ready(now, false).is_some()) {
+        if is_missed || schedule.receiving == 0 || schedule.lanes.ready(now, false).is_some() {
             self.idle.notify_one();
         }
         if schedule.lanes.ready(now, true).is_some() {
@@ -187,74 +187,101 @@ impl Dispatch {
     }
 
     /// Queues commands.
-    fn push(&self, schedule: &mut MutexGuard<'_, Schedule>, judged: Vec<(Job, Needs)>) {
+    fn push(&self, schedule: &mut MutexGuard<'_, Schedule>, judged: Vec<(Box<Job>, Needs)>) {
         let (mut refused, now) = (Vec::new(), Instant::now());
         for (job, needs) in judged {
             let peer = job.claimed.request.peer.map(counted_as);
             let too_many = schedule.lanes.push(job, needs, peer, now);
-            refused.extend(too_many.map(|job| (job, Error::Busy(Reason::TooManyHashes))));
+            refused.extend(too_many.map(|job| (job, Err(Error::Busy(Reason::TooManyHashes)))));
         }
         // Clients that give up and retry would let the queue grow without limit. Each connection waits for one command.
         if schedule.lanes.len() > 2 * self.slots.len() {
             schedule.lanes.retain(|job| !self.slots.abandoned(job.claimed.slot));
         }
-        self.refuse_all(schedule, refused);
-    }
-
-    /// Answers commands that are given up, and holds no lock meanwhile.
-    fn refuse_all(&self, schedule: &mut MutexGuard<'_, Schedule>, refused: Vec<(Job, Error)>) {
         if !refused.is_empty() {
-            let refuse = |(mut job, error)| self.refuse(&mut job, error);
-            MutexGuard::unlocked(schedule, || refused.into_iter().for_each(refuse));
+            MutexGuard::unlocked(schedule, || self.answer_all(refused));
         }
     }
 
-    /// Executes a batch and answers what is done; what is not is queued again.
-    fn execute(&self, mut batch: Batch<Job>) -> MutexGuard<'_, Schedule> {
+    /// Executes a batch, queues again what is not done, and answers the rest.
+    ///
+    /// The batch has ended when its statement has: the session, and the rows of its changes, are free before the answers are
+    /// written. Lists end with their answers, as these may wait for memory, and as their users take memory until then.
+    fn execute(&self, mut batch: Batch<Box<Job>>) -> MutexGuard<'_, Schedule> {
         let commands = mem::take(&mut batch.commands).into_iter();
         // A client that was answered 503 has given the request up, or retries it: it is not executed.
-        let (mut items, mut ended): (Vec<_>, Vec<_>) =
-            commands.partition(|item: &Queued<Job>| self.slots.begin(item.work.claimed.slot));
+        let (items, gone): (Vec<_>, Vec<_>) =
+            commands.partition(|item: &Queued<Box<Job>>| self.slots.begin(item.work.claimed.slot));
+        let (items, outcomes) = self.run(items);
+        let (mut answers, now) = (Vec::with_capacity(items.len()), Instant::now());
+        let mut schedule = self.schedule.lock();
+        gone.iter().for_each(|item| schedule.lanes.done(item));
+        if !batch.is_of_lists() {
+            schedule.lanes.finished(&batch, now);
+        }
+        for (item, outcome) in items.into_iter().zip(outcomes) {
+            let given_up = match outcome {
+                Ok(None) => {
+                    let needs = item.work.command.as_ref().map_or(item.needs, Command::needs);
+                    let too_many = schedule.lanes.push_next(item, needs);
+                    too_many.map(|job| (job, Err(Error::Busy(Reason::TooManyHashes))))
+                }
+                Err(Error::Contended) => {
+                    let given_up = schedule.lanes.retry(item, now);
+                    self.app.metrics.lock_retries.fetch_add(given_up.is_none().into(), Ordering::Relaxed);
+                    given_up.map(|job| (job, Err(Error::Contended)))
+                }
+                outcome => {
+                    schedule.lanes.done(&item);
+                    Some((item.work, outcome))
+                }
+            };
+            answers.extend(given_up);
+        }
+        self.wake(&schedule, now);
+        drop(schedule);
+        self.answer_all(answers);
+        let mut schedule = self.schedule.lock();
+        if batch.is_of_lists() {
+            schedule.lanes.finished(&batch, Instant::now());
+        }
+        schedule
+    }
+
+    /// Executes commands of one lane; a panic is an answer to each.
+    fn run(&self, mut items: Vec<Queued<Box<Job>>>) -> (Vec<Queued<Box<Job>>>, Vec<Outcome>) {
         let count = items.len();
         if let Some(item) = items.first() {
             self.app.metrics.batch(item.needs.lane as usize, count);
         }
-        // A panic is an answer to each.
         let only = items.first().filter(|_| count == 1).map(|item| item.work.claimed.id.clone());
-        let commands = items
-            .iter_mut()
-            .filter_map(|Queued { work, .. }| Some((work.command.as_mut()?, work.claimed.deadline)));
+        let commands = items.iter_mut().filter_map(|Queued { work: job, .. }| {
+            let Job { command, claimed, .. } = &mut **job;
+            Some((command.as_mut()?, claimed.deadline))
+        });
         let outcomes = guard(only.as_ref(), || self.app.execute(commands.collect()))
             .unwrap_or_else(|response| vec![Ok(Some(response)); count]);
-        let mut unfinished = Vec::new();
-        for (mut item, outcome) in items.into_iter().zip(outcomes) {
-            match outcome {
-                Ok(Some(response)) => self.answer(&mut item.work, response),
-                Ok(None) | Err(Error::Contended) => {
-                    unfinished.push((item, outcome.is_err()));
-                    continue;
-                }
-                Err(error) => self.refuse(&mut item.work, error),
-            }
-            ended.push(item);
+        (items, outcomes)
+    }
+
+    /// Answers commands that are done or given up. The caller holds no lock.
+    fn answer_all(&self, answers: Vec<(Box<Job>, Outcome)>) {
+        for (mut job, outcome) in answers {
+            let id = job.claimed.id.clone();
+            // A panic loses one request. The frontend answers it at its deadline.
+            let _ = guard(Some(&id), || match outcome {
+                Ok(Some(response)) => self.answer(&mut job, response, MEMORY_WAIT),
+                Ok(None) => {}
+                Err(error) => self.refuse(&mut job, error),
+            });
         }
-        let (now, mut refused) = (Instant::now(), Vec::new());
-        let mut schedule = self.schedule.lock();
-        schedule.lanes.finished(&batch, now);
-        ended.iter().for_each(|item| schedule.lanes.done(item));
-        for (item, is_contended) in unfinished {
-            let given_up = if is_contended {
-                schedule.lanes.retry(item, now).map(|job| (job, Error::Contended))
-            } else {
-                let needs = item.work.command.as_ref().map_or(item.needs, Command::needs);
-                let too_many = schedule.lanes.push_next(item, needs);
-                too_many.map(|job| (job, Error::Busy(Reason::TooManyHashes)))
-            };
-            let is_retried = is_contended && given_up.is_none();
-            self.app.metrics.lock_retries.fetch_add(is_retried.into(), Ordering::Relaxed);
-            refused.extend(given_up);
-        }
-        self.refuse_all(&mut schedule, refused);
-        schedule
+    }
+}
+
+/// Waits until it is woken or, if there is such a time, until then.
+fn wait(condition: &Condvar, schedule: &mut MutexGuard<'_, Schedule>, until: Option<Instant>) {
+    match until {
+        Some(until) => drop(condition.wait_until(schedule, until)),
+        None => condition.wait(schedule),
     }
 }

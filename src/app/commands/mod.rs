@@ -11,7 +11,7 @@ mod update;
 
 use super::access::{Access, Rights};
 use super::fields::{self, etag};
-use super::routes::{Asked, Callers, Endpoint, Operation, Page};
+use super::routes::{Asked, Callers, Endpoint, Page};
 use super::throttle::Throttle;
 use super::{App, validation::BodySchemas};
 use crate::config::Config;
@@ -36,6 +36,13 @@ pub(crate) enum Command {
     Update(UpdateUser),
     Delete(DeleteUser),
     Authenticate(Authenticate),
+}
+
+/// A valid request: its command, or the page that it asks for.
+#[derive(Debug)]
+pub(crate) enum Verdict {
+    Command(Command),
+    Page(Page),
 }
 
 /// The answer of a command; `None` if the command continues in the lane that it needs now. An error ends the command,
@@ -170,40 +177,31 @@ impl RequestRules {
         }
     }
 
-    /// Admits a request by its access, then its query.
-    pub fn admit(
+    /// Judges a request of this endpoint, in the order of access, query, media type, JSON, schema, mass assignment.
+    pub fn judge(
         &self,
         request: &Request,
-        asked: &Asked,
+        asked: Asked,
         cors: &Cors,
-        rights: Option<Rights>,
-    ) -> Result<(), Error> {
-        if asked.callers != Callers::Any {
-            self.access.check(request, asked.callers, cors, rights)?;
-            if !matches!(asked.endpoint, Endpoint::Of(Operation::List) | Endpoint::Page(Page::Own(_))) {
+        rights: Rights,
+    ) -> Result<Verdict, Error> {
+        let Asked { endpoint, callers, user } = asked;
+        if callers != Callers::Any {
+            self.access.check(request, callers, cors, rights)?;
+            if !matches!(endpoint, Endpoint::List | Endpoint::Page(Page::Own(_))) {
                 fields::no_query(request)?;
             }
         }
-        Ok(())
-    }
-
-    /// Makes a command of a request for a list or for this operation; judges the rest of it in the order of query, media
-    /// type, JSON, schema, mass assignment.
-    pub fn command(
-        &self,
-        request: &Request,
-        operation: Operation,
-        user: Option<i64>,
-    ) -> Result<Command, Error> {
-        Ok(match operation {
-            Operation::List => Command::List(List(fields::list_request(request, self.max_per_page)?)),
-            Operation::Create => Command::Create(Create::parse(request, self)?),
-            Operation::Find => Command::Find(Find::parse(request, user)?),
-            Operation::Update => UpdateUser::parse(request, user, None)?,
-            Operation::Patch => UpdateUser::parse(request, user, Some(&self.schemas.patch))?,
-            Operation::Delete => Command::Delete(DeleteUser::parse(request, user)?),
-            Operation::Authenticate => Command::Authenticate(Authenticate::parse(request, self)?),
-        })
+        Ok(Verdict::Command(match endpoint {
+            Endpoint::List => Command::List(List(fields::list_request(request, self.max_per_page)?)),
+            Endpoint::Create => Command::Create(Create::parse(request, self)?),
+            Endpoint::Find => Command::Find(Find::parse(request, user)?),
+            Endpoint::Update => UpdateUser::parse(request, user, None)?,
+            Endpoint::Patch => UpdateUser::parse(request, user, Some(&self.schemas.patch))?,
+            Endpoint::Delete => Command::Delete(DeleteUser::parse(request, user)?),
+            Endpoint::Authenticate => Command::Authenticate(Authenticate::parse(request, self)?),
+            Endpoint::Page(page) => return Ok(Verdict::Page(page)),
+        }))
     }
 }
 
@@ -221,15 +219,12 @@ mod tests {
     fn judge(request: &Request) -> Result<Command, u16> {
         let rules = RequestRules::new(&Config::default());
         let asked = routes::find(request.method, request.path(), true).asked;
-        let judged = asked.and_then(|asked| {
-            rules.admit(request, &asked, &Cors::Off, None)?;
-            match asked.endpoint {
-                Endpoint::Of(operation) => rules.command(request, operation, asked.user).map(Ok),
-                Endpoint::Page(Page::Options(routes)) => Ok(Err(routes::options(routes).status)),
-                Endpoint::Page(other) => panic!("{other:?}"),
-            }
-        });
-        judged.unwrap_or_else(|error| Err(error.answer().status))
+        match asked.and_then(|asked| rules.judge(request, asked, &Cors::Off, Rights::default())) {
+            Ok(Verdict::Command(command)) => Ok(command),
+            Ok(Verdict::Page(Page::Options(routes))) => Err(routes::options(routes).status),
+            Ok(Verdict::Page(other)) => panic!("{other:?}"),
+            Err(error) => Err(error.answer().status),
+        }
     }
 
     #[test]

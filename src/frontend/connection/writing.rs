@@ -182,6 +182,7 @@ impl Connection {
     /// Enters the state after an answer.
     fn sent(&mut self, answer: Unsent, now: Instant) {
         self.held.set(counted(answer.keep.as_ref().map_or(0, Vec::len)));
+        self.holder = self.peer;
         self.state = match answer.keep {
             Some(input) => State::Idle { since: now, input },
             None => State::Closing,

@@ -1,6 +1,7 @@
 //! Which clients are let in, and which connections are closed for them or for memory.
 //!
-//! Connections, or bytes, that run out are taken from the peer that holds the most. A client that is turned
+//! Connections, or bytes, that run out are taken from the client that holds the most. Behind a trusted proxy that is the
+//! one that the head of its request names; a connection of the proxy between requests is left alone. A client that is turned
 //! away gets a 503 and is read from for a while: closing a socket with unread bytes would reset the connection before
 //! the client has seen the answer. Such connections are `surplus` and do not count towards the maximum; if no slot is
 //! free, the oldest of them is closed.
@@ -123,7 +124,7 @@ impl EventLoop {
         false
     }
 
-    /// Picks the connection that is closed next: of the peer that holds the most connections, or bytes.
+    /// Picks the connection that is closed next: of the client that holds the most connections, or bytes.
     ///
     /// Idle ones come first, then incomplete requests, then answers that do not move, then requests that no worker has
     /// begun to execute, the oldest first. Without a newcomer, picks only connections that are idle, or whose memory
@@ -131,7 +132,7 @@ impl EventLoop {
     fn pick(&self, why: Reason, newcomer: Option<Peer>) -> Option<u32> {
         let mut held: HashMap<PeerKey, usize> = HashMap::new();
         let found = self.slots.each(|index, connection| {
-            let key = connection.peer.key()?;
+            let key = connection.holder.key()?;
             let holds = if why == Reason::NoMemory { connection.held.bytes() } else { 1 };
             if !connection.surplus {
                 *held.entry(key).or_default() += holds;
@@ -161,9 +162,9 @@ impl EventLoop {
 
     /// Frees the memory that a connection has made counted beyond the limit: at the cost of others, else at its own. A
     /// request that a worker has claimed by now keeps its memory.
-    pub(super) fn make_memory(&mut self, index: u32, peer: Peer) {
+    pub(super) fn make_memory(&mut self, index: u32, holder: Peer) {
         while self.slots.budget.held() > self.slots.budget.limit() {
-            if !self.make_way(Reason::NoMemory, Some(peer)) {
+            if !self.make_way(Reason::NoMemory, Some(holder)) {
                 return self.call(index, |connection, context| {
                     if !connection.is_unclaimed() {
                         return Action::Wait;
@@ -246,8 +247,8 @@ mod tests {
             }
             let claimed = frontend.slots.claim(if is_claimed { "/0," } else { "" }).next();
             let _others = budget.count(128 << 10);
-            let peer = frontend.slots.lock(0).unwrap().connection.as_ref().unwrap().peer;
-            frontend.make_memory(0, peer);
+            let holder = frontend.slots.lock(0).unwrap().connection.as_ref().unwrap().holder;
+            frontend.make_memory(0, holder);
             if let Some(claimed) = claimed {
                 assert_eq!(claimed.request.body, body);
                 let answer = Response::json(200, &());

@@ -14,6 +14,7 @@ use crate::{
     config::{Limits, MOST_HEADER_FIELDS},
     error::Error,
 };
+use std::net::IpAddr;
 
 /// Empty lines that may precede a request line (RFC 9112, 2.2 asks for at least one).
 const MAX_EMPTY_LINES: u8 = 4;
@@ -37,7 +38,7 @@ impl Framing {
     /// others again, with more behind them. After a request that is complete or refused, another value reads on.
     pub fn advance(&mut self, bytes: &[u8], used: &mut usize, limits: &Limits) -> Result<Parsed, Error> {
         if let Some(body) = self.body.take() {
-            return self.read_body(body, bytes, used, limits);
+            return self.read_body(*body, bytes, used, limits);
         }
         let empty = bytes.iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
         self.echo.head_only = bytes[empty..].starts_with(b"HEAD ");
@@ -56,22 +57,13 @@ impl Framing {
         let mut fields = [httparse::EMPTY_HEADER; MOST_HEADER_FIELDS];
         let fields = parse_fields(head, &mut fields[..limits.max_header_fields])?;
         self.echo = Echo::of(&line, head, fields, limits);
-        let Head { mut arrived, length, expects_continue } = Head::new(head, &line, fields, limits)?;
-        let rest = &bytes[*used..];
+        let Head { arrived, length, expects_continue } = Head::new(head, &line, fields, limits)?;
         if length.is_some_and(|length| length > limits.max_body_bytes as u64) {
             return Err(Error::ContentTooLarge);
         }
-        let length = length.map(|length| length as usize);
-        if let Some(length) = length
-            && rest.len() >= length
-        {
-            arrived.request.body = rest[..length].to_vec();
-            *used += length;
-            return Ok(Parsed::Complete(arrived));
-        }
-        let body = Box::new(Incoming::new(arrived, length));
-        if expects_continue && rest.is_empty() {
-            self.body = Some(body);
+        let body = Incoming::new(arrived, length.map(|length| length as usize));
+        if expects_continue && length != Some(0) && bytes.len() == *used {
+            self.body = Some(Box::new(body));
             return Ok(Parsed::Continue);
         }
         self.read_body(body, bytes, used, limits)
@@ -80,7 +72,7 @@ impl Framing {
     /// Reads on in a body, and keeps it until it is complete.
     fn read_body(
         &mut self,
-        mut body: Box<Incoming>,
+        mut body: Incoming,
         bytes: &[u8],
         used: &mut usize,
         limits: &Limits,
@@ -88,13 +80,18 @@ impl Framing {
         if body.advance(bytes, used, limits)? {
             return Ok(Parsed::Complete(body.arrived));
         }
-        self.body = Some(body);
+        self.body = Some(Box::new(body));
         Ok(Parsed::Incomplete)
     }
 
     /// The most bytes that the request can have that is arriving, once its head is complete.
     pub fn most(&self, limits: &Limits) -> Option<usize> {
         self.body.as_ref().map(|body| body.most(limits))
+    }
+
+    /// Returns the client that a proxy says the request is of, once its head is complete.
+    pub fn client(&self) -> Option<IpAddr> {
+        self.body.as_ref().and_then(|body| body.arrived.request.peer)
     }
 
     /// Returns whether the head is complete and the body is arriving.

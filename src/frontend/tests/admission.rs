@@ -133,6 +133,34 @@ fn bodies_of_one_address_that_never_end_shut_out_no_other() {
     drop(flood);
 }
 
+/// Bodies count for the client that the head names behind a trusted proxy, and for the proxy itself if it names none. Each
+/// row has the fields of the flood.
+#[test]
+fn bodies_of_one_client_behind_a_proxy_shut_out_no_other() {
+    for fields in ["X-Forwarded-For: 192.0.2.7\r\n", ""] {
+        let harness = Harness::with(|limits| {
+            limits.memory_budget = 4 << 20;
+            limits.trusted_proxies = format!("127.0.0.{GREEDY}").parse().unwrap();
+        });
+        let address = harness.address.unwrap();
+        let half = post(65_000).replace("Host", &format!("{fields}Host")) + "half";
+        // The proxy's connections between requests stay open.
+        let mut idle = clients(&harness, GREEDY, 3, GET);
+        idle.iter_mut().for_each(|client| assert_eq!(client.answer().status, 200));
+        let flood = Flood::start(address, 80, &half);
+        until(|| (flood.opened.load(Ordering::SeqCst) >= 80).then_some(()));
+        for round in 0..20 {
+            let mut client = connect_from(GREEDY, address).unwrap();
+            client.send(post(60_000).replace("Host", "X-Forwarded-For: 192.0.2.8\r\nHost"));
+            pause(Duration::from_millis(2));
+            let answer = client.send("x".repeat(60_000)).answer();
+            assert_eq!(answer.status, 200, "{round} {fields}");
+        }
+        drop(flood);
+        idle.iter_mut().for_each(|client| assert_eq!(client.send(GET).answer().status, 200));
+    }
+}
+
 /// A request that no worker has begun to execute is given up for a client of another address, and told so.
 #[test]
 fn queued_requests_make_way_and_those_that_are_executed_do_not() {

@@ -5,6 +5,7 @@ use socket2::SockRef;
 use std::{
     net::TcpStream,
     sync::atomic::Ordering,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -216,4 +217,29 @@ fn answers_that_do_not_move_are_given_up_for_their_memory() {
     assert!(bytes.len() < 4_000_000);
     assert_eq!(smaller.answer().body.len(), 1_000_000);
     until(|| (harness.budget.held() == 0).then_some(()));
+}
+
+/// Clients of few slots send whole bodies, for which there is hardly memory, and reset their connections: requests that are
+/// given up while older tickets of their slots are claimed.
+#[test]
+fn bodies_whose_clients_reset_confuse_no_request() {
+    let harness = Harness::with(|limits| {
+        limits.memory_budget = 150 * KIB;
+        limits.max_connections = 6;
+    });
+    let address = harness.address.unwrap();
+    let end = Instant::now() + Duration::from_secs(4);
+    let flood = |host: u8| {
+        while Instant::now() < end {
+            let Ok(mut client) = connect_from(host, address) else { continue };
+            client.send(post(20_000) + &"x".repeat(20_000));
+            SockRef::from(&client.stream).set_linger(Some(Duration::ZERO)).unwrap();
+            pause(Duration::from_micros(u64::from(host) * 150));
+        }
+    };
+    thread::scope(|scope| (2..6).for_each(|host| drop(scope.spawn(move || flood(host)))));
+    let get = "GET /x HTTP/1.1\r\nHost: a\r\n\r\n";
+    until(|| (harness.connect().send(get).answer().status == 200).then_some(()));
+    until(|| (harness.budget.held() == 0).then_some(()));
+    assert_eq!(harness.gate.broken.load(Ordering::SeqCst), 0);
 }

@@ -148,7 +148,12 @@ fn changes_of_one_row_follow_each_other() {
     bench.now += STALLED;
     assert!(bench.next().is_none());
     bench.end(first, LOCAL);
-    assert_eq!(bench.works(), [2, 101]);
+    // Lanes take turns.
+    let single = bench.next().unwrap();
+    assert_eq!(works(&single), [4]);
+    assert_eq!(bench.works(), [101]);
+    bench.end(single, LOCAL);
+    assert_eq!(bench.works(), [2, 102]);
 }
 
 #[test]

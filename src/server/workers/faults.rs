@@ -31,7 +31,7 @@ pub enum Fault {
 pub type Faults = Arc<dyn Fn(&Request) -> Option<Fault> + Send + Sync>;
 
 /// Fails a judged request, on a thread of its own: no worker waits for it.
-pub(super) fn fail(dispatch: Arc<Dispatch>, fault: Fault, mut job: Job, next: Next) {
+pub(super) fn fail(dispatch: Arc<Dispatch>, fault: Fault, mut job: Box<Job>, next: Next) {
     let work = move || {
         dispatch.slots.begin(job.claimed.slot);
         let id = Some(&job.claimed.id);

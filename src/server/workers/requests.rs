@@ -10,7 +10,7 @@ use crate::{
     metrics::Source,
 };
 use std::{
-    fmt,
+    fmt, mem,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     time::{Duration, Instant},
@@ -24,8 +24,8 @@ const RECEIVE_ANSWERED: usize = 8;
 /// Bytes of a body from which on it needs a reservation of its own.
 const LARGE: usize = 16 << 10;
 
-/// The longest wait of a large answer for its memory.
-const MEMORY_WAIT: Duration = Duration::from_secs(2);
+/// The longest wait of a large answer of a command for its memory.
+pub(super) const MEMORY_WAIT: Duration = Duration::from_secs(2);
 
 /// A request that is queued or in flight.
 pub(super) struct Job {
@@ -65,10 +65,10 @@ impl Workers {
 }
 
 impl Dispatch {
-    /// Waits for a ticket, at most until that time. Judges its requests, and those of the tickets that are there behind it;
-    /// answers those that need no database.
-    pub(super) fn receive(self: &Arc<Self>, until: Instant) -> Vec<(Job, Needs)> {
-        let mut next = self.server.recv_timeout(until.saturating_duration_since(Instant::now()));
+    /// Waits for a ticket. Judges its requests, and those of the tickets that are there behind it; answers those that need no
+    /// database.
+    pub(super) fn receive(self: &Arc<Self>) -> Vec<(Box<Job>, Needs)> {
+        let mut next = self.server.recv().map(Some);
         let (received, mut judged, mut answered) = (Instant::now(), Vec::new(), 0);
         while let Ok(Some(ticket)) = next {
             let claimed: Vec<Claimed> = self.slots.claim(ticket.url()).collect();
@@ -80,6 +80,11 @@ impl Dispatch {
                     Ok(Some(command)) => judged.push(command),
                     _ => answered += 1,
                 }
+                // What was judged before waits for no more answers.
+                if answered >= RECEIVE_ANSWERED && !judged.is_empty() {
+                    answered = 0;
+                    self.submit(mem::take(&mut judged));
+                }
             }
             if judged.len() >= RECEIVE_REQUESTS || answered >= RECEIVE_ANSWERED {
                 break;
@@ -89,8 +94,15 @@ impl Dispatch {
         judged
     }
 
+    /// Queues commands, and wakes a worker for them.
+    fn submit(&self, judged: Vec<(Box<Job>, Needs)>) {
+        let mut schedule = self.schedule.lock();
+        self.push(&mut schedule, judged);
+        self.wake(&schedule, Instant::now());
+    }
+
     /// Judges a request. `None` if it is answered, or fails on command.
-    fn judge(self: &Arc<Self>, claimed: Claimed, received: Instant) -> Option<(Job, Needs)> {
+    fn judge(self: &Arc<Self>, claimed: Claimed, received: Instant) -> Option<(Box<Job>, Needs)> {
         let fault = self.faults.as_ref().and_then(|faults| faults(&claimed.request));
         let id = Some(&claimed.id);
         let judged = guard(id, || self.app.judge(&claimed.request, &claimed.cors, id));
@@ -98,12 +110,13 @@ impl Dispatch {
             let label = app::label(&claimed.request);
             Judged { label, token: "", next: Next::Answer(answer) }
         });
-        let mut job = Job { command: None, claimed, received, label, token };
+        let mut job = Box::new(Job { command: None, claimed, received, label, token });
         // The log needs no more of it than the method and the path.
         (job.claimed.request.fields, job.claimed.request.body) = (String::new(), Vec::new());
         match (fault, next) {
             (Some(fault), next) => fail(Arc::clone(self), fault, job, next),
-            (None, Next::Answer(answer)) => self.answer(&mut job, answer),
+            // The thread that receives waits for nothing else.
+            (None, Next::Answer(answer)) => self.answer(&mut job, answer, Duration::ZERO),
             (None, Next::Execute(command)) => {
                 let needs = command.needs();
                 job.command = Some(command);
@@ -124,14 +137,15 @@ impl Dispatch {
             }
             error => guard(Some(id), || error.into_response(Some(id))).unwrap_or_else(|response| response),
         };
-        self.answer(job, response);
+        self.answer(job, response, Duration::ZERO);
     }
 
-    /// Sends an answer. A large one reserves its length first, or is refused.
-    pub(super) fn answer(&self, job: &mut Job, response: Response) {
+    /// Sends an answer. A large one reserves its length first, for which it waits so long, or is refused.
+    pub(super) fn answer(&self, job: &mut Job, response: Response, memory_wait: Duration) {
         let bytes = response.memory();
         if bytes > LARGE {
-            job.claimed.held = self.app.budget.reserve(bytes, Instant::now() + MEMORY_WAIT);
+            let deadline = job.claimed.deadline.min(Instant::now() + memory_wait);
+            job.claimed.held = self.app.budget.reserve(bytes, deadline);
             if job.claimed.held.is_none() {
                 return self.refuse(job, Error::Busy(Reason::NoMemory));
             }
@@ -168,11 +182,13 @@ impl Dispatch {
 }
 
 /// Runs `work`; a panic in it is logged, and is the answer 500. `request` is the id of the request that it is done for,
-/// where there is one.
+/// where there is one. The logger of a program that embeds the service may be what panics, so its own panic ends here.
 pub(super) fn guard<T>(request: Option<&RequestId>, work: impl FnOnce() -> T) -> Result<T, Response> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
         let text = panic.downcast_ref::<&str>().copied();
         let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-        Error::Internal(format!("panic: {}", text.unwrap_or("of an unknown kind"))).into_response(request)
+        let error = Error::Internal(format!("panic: {}", text.unwrap_or("of an unknown kind")));
+        let _ = catch_unwind(AssertUnwindSafe(|| error.log(request)));
+        error.answer()
     })
 }
