@@ -261,6 +261,7 @@ impl<T> Lanes<T> {
     pub fn ready(&self, now: Instant, hashes: bool) -> Option<usize> {
         let is_ready = |at: &usize| {
             (*at == HASH) == hashes
+                && !self.queues[*at].waiting.is_empty()
                 && self.may_start(*at, now)
                 && self.queues[*at].waiting.iter().any(|command| command.may_start(&self.rows, now))
         };

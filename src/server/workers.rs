@@ -1,15 +1,28 @@
 //! The threads that answer requests: they receive them from tiny_http, have them judged, and execute batches of
 //! commands. One log line a request.
 //!
-//! The only module that handles `tiny_http::Request`; everything it calls sees the service's own [`Request`] and
+//! The only module that handles tickets; everything it calls sees a [`Request`](crate::http::Request) and a
 //! [`Response`](crate::http::Response).
 //!
-//! Workers follow the pattern Leader/Followers: two wait in tiny_http's queue, and the one that gets a request goes on
-//! to execute it, which saves a lone request a hand-over. While all sessions are in use, two workers are left to
-//! receive and refuse. Passwords are hashed by threads of their own, as each takes a core for some 20 ms.
+//! Workers follow the pattern Leader/Followers, and each of them is in one of three places:
+//! - Two wait in tiny_http's queue. The one that gets a ticket claims its requests, judges them, queues their commands,
+//!   and goes on to execute: a lone request is handed over once, from the frontend to its worker.
+//! - As many as there are sessions may execute batches. A batch has ended when its statement has; the worker then wakes
+//!   another one for the next batch, if there is one, and writes the answers.
+//! - The others wait on a condition. As there are two more workers than sessions, one of them waits while a session is
+//!   free. It has the timer, if a retry or a stuck batch is due; a wait without a need for it sets none.
+//!
+//! A worker that leaves its place looks if another one is needed: for more that is ready, for tiny_http's queue if no
+//! worker is left there, for what is due. So no wake-up is lost, and a lone request causes none. While all sessions are
+//! in use, two workers are left to receive and refuse. Passwords are hashed by threads of their own, as each takes a core
+//! for some 20 ms.
+//!
+//! A panic ends in the guard of its request, its batch or its answer; what the schedule counts is given back then, too.
 
 mod faults;
 mod requests;
+#[cfg(test)]
+mod tests;
 
 use super::{
     LAST_WORK,

@@ -151,8 +151,10 @@ fn changes_of_one_row_follow_each_other() {
     // Lanes take turns.
     let single = bench.next().unwrap();
     assert_eq!(works(&single), [4]);
-    assert_eq!(bench.works(), [101]);
+    let change = bench.next().unwrap();
+    assert_eq!(works(&change), [101]);
     bench.end(single, LOCAL);
+    bench.end(change, LOCAL);
     assert_eq!(bench.works(), [2, 102]);
 }
 

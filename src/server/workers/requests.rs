@@ -80,7 +80,7 @@ impl Dispatch {
                     Ok(Some(command)) => judged.push(command),
                     _ => answered += 1,
                 }
-                // What was judged before waits for no more answers.
+                // Commands that were judged before wait for no more answers.
                 if answered >= RECEIVE_ANSWERED && !judged.is_empty() {
                     answered = 0;
                     self.submit(mem::take(&mut judged));
@@ -103,12 +103,13 @@ impl Dispatch {
 
     /// Judges a request. `None` if it is answered, or fails on command.
     fn judge(self: &Arc<Self>, claimed: Claimed, received: Instant) -> Option<(Box<Job>, Needs)> {
-        let fault = self.faults.as_ref().and_then(|faults| faults(&claimed.request));
-        let id = Some(&claimed.id);
-        let judged = guard(id, || self.app.judge(&claimed.request, &claimed.cors, id));
-        let Judged { label, token, next } = judged.unwrap_or_else(|answer| {
-            let label = app::label(&claimed.request);
-            Judged { label, token: "", next: Next::Answer(answer) }
+        let Claimed { request, cors, id, .. } = &claimed;
+        let judged = guard(Some(id), || {
+            let fault = self.faults.as_ref().and_then(|faults| faults(request));
+            (fault, self.app.judge(request, cors, Some(id)))
+        });
+        let (fault, Judged { label, token, next }) = judged.unwrap_or_else(|answer| {
+            (None, Judged { label: app::label(request), token: "", next: Next::Answer(answer) })
         });
         let mut job = Box::new(Job { command: None, claimed, received, label, token });
         // The log needs no more of it than the method and the path.
