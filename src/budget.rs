@@ -83,13 +83,6 @@ impl Reservation {
         self.budget.0.held.fetch_add(bytes.wrapping_sub(self.bytes), Ordering::Relaxed);
         self.bytes = bytes;
     }
-
-    /// Splits off all but so many bytes.
-    pub fn split(&mut self, keep: usize) -> Reservation {
-        let bytes = self.bytes.saturating_sub(keep);
-        self.bytes -= bytes;
-        Reservation { budget: self.budget.clone(), bytes }
-    }
 }
 
 impl Drop for Reservation {

@@ -13,7 +13,7 @@ use super::{
     slots::{Claimed, Slot, Slots},
 };
 use crate::{
-    budget::Reservation,
+    budget::{Budget, Reservation},
     config::Limits,
     error::{Error, Reason},
     http::{Persistence, Request, RequestId},
@@ -147,19 +147,20 @@ impl Connection {
     }
 
     /// Hands the complete request over to a worker, once, with the memory that is counted for it.
-    pub fn claim(&mut self, index: u32, limits: &Limits) -> Option<Claimed> {
+    pub fn claim(&mut self, index: u32, limits: &Limits, budget: &Budget) -> Option<Claimed> {
         let State::Working { since, request: work, input } = &mut self.state else {
             return None;
         };
         let request = work.request.take()?;
-        let held = counted(request.memory()) > 0;
+        let bytes = counted(request.memory());
+        self.held.set(counted(input.len()));
         Some(Claimed {
             slot: Slot { index, generation: self.generation },
             request,
             id: work.id.clone(),
             cors: work.echo.cors.clone(),
             deadline: *since + limits.request_timeout,
-            held: held.then(|| self.held.split(counted(input.len()))),
+            held: (bytes > 0).then(|| budget.count(bytes)),
         })
     }
 

@@ -13,22 +13,14 @@ use super::{
 use crate::{config::Limits, error::Reason};
 pub use admission::MAX_SURPLUS;
 use mio::{Events, Interest, Poll, Token, Waker, unix::SourceFd};
-use nix::{
-    errno::Errno,
-    sys::{
-        socket::{MsgFlags, recv},
-        time::TimeSpec,
-        timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags},
-    },
-};
+use nix::sys::socket::{MsgFlags, recv};
+use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 use std::{
     fmt::Write as _,
     io::{self, ErrorKind, Write as _},
     mem,
-    os::{
-        fd::{AsFd, AsRawFd},
-        unix::net::UnixStream,
-    },
+    os::fd::{AsFd, AsRawFd},
+    os::unix::net::UnixStream,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
@@ -92,8 +84,7 @@ impl EventLoop {
         let registry = poll.registry();
         registry.register(&mut SourceFd(&listener.socket.as_raw_fd()), LISTENER, Interest::READABLE)?;
         registry.register(&mut SourceFd(&private.as_raw_fd()), PRIVATE, Interest::READABLE)?;
-        let timer =
-            TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK)?;
+        let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC)?;
         registry.register(&mut SourceFd(&timer.as_fd().as_raw_fd()), TIMER, Interest::READABLE)?;
         let free = (0..slots.len() as u32).rev().collect();
         let context = Context {
@@ -160,7 +151,11 @@ impl EventLoop {
             match event.token() {
                 LISTENER => self.accept_at = Some(self.accept_at.unwrap_or(self.context.now)),
                 WAKER => self.slots.take_scheduled(&mut due),
-                PRIVATE => self.read_private()?,
+                PRIVATE if event.is_read_closed() => return Err(ErrorKind::UnexpectedEof.into()),
+                // The answer to a ticket that a worker dropped must not fill the stream.
+                PRIVATE => {
+                    let _ = recv(self.private.as_raw_fd(), &mut [0; 1 << 10], MsgFlags::MSG_DONTWAIT);
+                }
                 TIMER => self.rings_at = None,
                 Token(index) => self.call(index as u32, |connection, context| {
                     connection.note(event);
@@ -190,7 +185,7 @@ impl EventLoop {
         if left.is_zero() {
             return Ok(Some(left));
         }
-        self.timer.set(Expiration::OneShot(TimeSpec::from_duration(left)), TimerSetTimeFlags::empty())?;
+        self.timer.set(Expiration::OneShot(left.into()), TimerSetTimeFlags::empty())?;
         self.rings_at = Some(first);
         Ok(None)
     }
@@ -244,19 +239,6 @@ impl EventLoop {
         }
         self.passed.clear();
         self.private.write_all(tickets.as_bytes())
-    }
-
-    /// Reads from tiny_http, and drops what it says: the answer to a ticket that a worker dropped must not fill the stream.
-    /// The end of the stream is an error.
-    fn read_private(&mut self) -> io::Result<()> {
-        loop {
-            match recv(self.private.as_raw_fd(), &mut [0; 256], MsgFlags::MSG_DONTWAIT) {
-                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                Ok(_) | Err(Errno::EINTR) => {}
-                Err(Errno::EAGAIN) => return Ok(()),
-                Err(error) => return Err(error.into()),
-            }
-        }
     }
 
     /// Starts or continues a stop, if there is one. Returns whether it is over.

@@ -80,7 +80,7 @@ impl Slots {
             let index = index.parse().ok()?;
             let mut entry = self.lock(index)?;
             entry.has_ticket = false;
-            entry.connection.as_mut()?.claim(index, &self.limits)
+            entry.connection.as_mut()?.claim(index, &self.limits, &self.budget)
         })
     }
 

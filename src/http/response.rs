@@ -102,13 +102,10 @@ impl Response {
     /// Returns the bytes on the wire, as the answer to the request of that id. `head_only` leaves the body out and keeps
     /// its length, as HEAD wants it.
     pub(crate) fn into_bytes(self, persistence: Persistence, head_only: bool, id: &RequestId) -> Vec<u8> {
-        let mut head = Vec::with_capacity(SMALL + if self.body.len() > LARGE { 0 } else { self.body.len() });
+        let mut head = Vec::with_capacity(SMALL + self.body.len().min(LARGE));
         self.write_head(persistence, id, &mut head).expect("a Vec takes all");
-        if head_only {
-            return head;
-        }
-        if self.body.len() <= LARGE {
-            head.extend_from_slice(&self.body);
+        if head_only || self.body.len() <= LARGE {
+            head.extend_from_slice(if head_only { &[] } else { &self.body });
             return head;
         }
         let mut bytes = self.body;

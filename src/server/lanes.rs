@@ -84,15 +84,8 @@ pub struct Batch<T> {
     started: Instant,
     /// The number of its commands.
     size: usize,
-    /// The most users that its lists have.
-    users: usize,
-}
-
-impl<T> Batch<T> {
-    /// Returns whether its commands are lists, whose users take memory.
-    pub fn is_of_lists(&self) -> bool {
-        self.queue == LIST
-    }
+    /// The most users that its lists have; 0 if its commands are none.
+    pub users: usize,
 }
 
 struct Queue<T> {
@@ -282,11 +275,11 @@ impl<T> Lanes<T> {
             (&[RETRY], (but_one / 2).max(1)),
             (&[HASH], hashers),
         ];
-        let in_flight =
-            |queues: &[usize]| queues.iter().map(|at| self.queues[*at].in_flight.len()).sum::<usize>();
-        let is_below =
-            |(queues, most): &(&[usize], usize)| !queues.contains(&at) || in_flight(queues) < *most;
-        bounds.iter().all(is_below) && self.is_paced(at, now) && (at != LIST || self.users < LIST_USERS)
+        let in_flight = |at: &usize| self.queues[*at].in_flight.len();
+        let mut own = bounds.iter().filter(|(queues, _)| queues.contains(&at));
+        own.all(|(queues, most)| queues.iter().map(in_flight).sum::<usize>() < *most)
+            && self.is_paced(at, now)
+            && (at != LIST || self.users < LIST_USERS)
     }
 
     /// Returns whether the pace of a queue allows one more batch now.

@@ -229,7 +229,7 @@ impl Dispatch {
         let (mut answers, now) = (Vec::with_capacity(items.len()), Instant::now());
         let mut schedule = self.schedule.lock();
         gone.iter().for_each(|item| schedule.lanes.done(item));
-        if !batch.is_of_lists() {
+        if batch.users == 0 {
             schedule.lanes.finished(&batch, now);
         }
         for (item, outcome) in items.into_iter().zip(outcomes) {
@@ -255,7 +255,7 @@ impl Dispatch {
         drop(schedule);
         self.answer_all(answers);
         let mut schedule = self.schedule.lock();
-        if batch.is_of_lists() {
+        if batch.users > 0 {
             schedule.lanes.finished(&batch, Instant::now());
         }
         schedule
