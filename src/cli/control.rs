@@ -59,7 +59,7 @@ fn fail(control: &Control, fault: Fault, on: &[&str]) -> Result<(), String> {
 }
 
 fn number<N: FromStr>(word: &str) -> Result<N, String> {
-    word.parse().map_err(|_| format!("{word} is no such number; {USAGE}"))
+    word.parse().map_err(|_| format!("{word:?} is no such number; {USAGE}"))
 }
 
 fn time(seconds: &str) -> Result<Duration, String> {

@@ -11,8 +11,8 @@ use postgres::{Client, Error, NoTls, error::SqlState};
 use std::path::{Path, PathBuf};
 use std::{env, thread};
 
-/// Share of this process in the cluster. Static, since it is to last as long as the process, and no longer.
-static OWNER: Mutex<Option<Owner>> = Mutex::new(None);
+/// The share of this process in the cluster. Static, since it is to last as long as the process, and no longer.
+static SHARE: Mutex<Option<Share>> = Mutex::new(None);
 
 /// A migrated database of its own, dropped with this value. In a private cluster, made from PostgreSQL's server
 /// programs (version 13 or newer) on this machine, that all of a user's processes share while they want one.
@@ -58,26 +58,26 @@ impl ScratchDatabase {
     ) -> Result<ScratchDatabase, E> {
         let migrations = Migrations::load(dir).map_err(StartError::from)?;
         let template = format!("userd_template_{:016x}", migrations.fingerprint() ^ seed.unwrap_or_default());
-        let mut owner = OWNER.lock();
-        if owner.as_ref().is_none_or(|owner| owner.shared.client.is_closed()) {
-            *owner = Some(Owner::join()?);
+        let mut share = SHARE.lock();
+        if share.as_ref().is_none_or(|share| share.cluster.client.is_closed()) {
+            *share = Some(Share::join()?);
         }
-        let owner = owner.as_mut().expect("it has joined");
-        let mut created = owner.create(&template);
+        let share = share.as_mut().expect("it has joined");
+        let mut created = share.create(&template);
         if has_code(&created, &SqlState::UNDEFINED_DATABASE) {
             // The end of this session releases the lock. Another process may have made the template meanwhile.
             let mut session =
-                Client::connect(&connection_string(&owner.shared.dir, "postgres"), NoTls).map_err(failed)?;
+                Client::connect(&connection_string(&share.cluster.dir, "postgres"), NoTls).map_err(failed)?;
             session.batch_execute("select pg_advisory_lock(3)").map_err(failed)?;
-            created = owner.create(&template);
+            created = share.create(&template);
             if has_code(&created, &SqlState::UNDEFINED_DATABASE) {
-                let (name, url) = owner.create("template1").map_err(failed)?;
+                let (name, url) = share.create("template1").map_err(failed)?;
                 const LONGEST: std::time::Duration = std::time::Duration::from_secs(10);
                 let connect = || Client::connect(&url, NoTls).map_err(failed);
                 migrations.apply(connect()?, connect()?, LONGEST).map_err(StartError::Cluster)?;
                 fill(&url)?;
                 keep_as_template(&mut session, &name, &template).map_err(failed)?;
-                created = owner.create(&template);
+                created = share.create(&template);
             }
         }
         Ok(created.map(|(name, url)| ScratchDatabase { name, url }).map_err(failed)?)
@@ -106,10 +106,10 @@ impl Drop for ScratchDatabase {
                 .map_or(Ok(String::new()), |mut client| crate::db::counts::compare(&mut client))
         };
         outside_of_runtimes(|| {
-            let mut owner = OWNER.lock();
-            // The databases of an owner that is gone are gone, too.
-            let Some(owner) = owner.as_mut().filter(|owner| self.name.contains(&owner.id)) else { return };
-            let client = &mut owner.shared.client;
+            let mut share = SHARE.lock();
+            // If the session of the database has ended, others drop the database.
+            let Some(share) = share.as_mut().filter(|share| self.name.contains(&share.id)) else { return };
+            let client = &mut share.cluster.client;
             let drop = format!("drop database if exists {} with (force)", self.name);
             if let Err(error) = end_sessions(client, &self.name).and_then(|()| client.batch_execute(&drop)) {
                 log::warn!("cannot drop {}: {}", self.name, explain(&error));
@@ -125,19 +125,20 @@ pub fn small() -> Config {
     Config { db_pool_size: 2, workers: 2, ..Config::default() }
 }
 
-/// Owner of the databases of this process.
-struct Owner {
-    /// The end of its session says that our databases have no owner any more.
-    shared: Shared,
-    /// Tells the session from all others, in the names of its databases.
+/// The share of a process in the cluster: the session that owns its databases.
+struct Share {
+    /// The cluster, with the session. Its end tells other processes that the databases have no owner any more.
+    cluster: Shared,
+    /// The session, as the names of its databases have it.
     id: String,
-    /// Copies a template's files, which takes half as long as the default; empty before PostgreSQL 15, which does so.
+    /// Has a template's files copied, which takes half as long as the default; empty before PostgreSQL 15, as that copies
+    /// files anyway.
     strategy: String,
     count: u32,
 }
 
-impl Owner {
-    fn join() -> Result<Owner, StartError> {
+impl Share {
+    fn join() -> Result<Share, StartError> {
         const DESCRIBE: &str = "\
             select concat(pid, '_', (extract(epoch from backend_start) * 1000000)::bigint), \
                 current_setting('server_version'), \
@@ -146,14 +147,14 @@ impl Owner {
         let places =
             ["/dev/shm".into(), env::temp_dir(), "/tmp".into()].map(|dir: PathBuf| dir.join("userd-scratch"));
         // Test runners start as many processes as there are cores, each with some servers and their pools.
-        let mut shared =
+        let mut cluster =
             Shared::join(&places, 1000).map_err(|error| StartError::Cluster(error.to_string()))?;
-        let connection_string = connection_string(&shared.dir, "postgres");
-        // A thread drops them, so that the start is quick. The next process drops those that the thread has left.
+        let connection_string = connection_string(&cluster.dir, "postgres");
+        // A thread drops databases of other owners, so that the start is quick. The next process drops the rest.
         let _ = thread::Builder::new().spawn(move || drop_leftovers(&connection_string));
-        let row = shared.client.query_one(DESCRIBE, &[]).map_err(failed)?;
-        log::info!("PostgreSQL {}, programs in {}", row.get::<_, &str>(1), shared.programs.display());
-        Ok(Owner { id: row.get(0), strategy: row.get(2), shared, count: 0 })
+        let row = cluster.client.query_one(DESCRIBE, &[]).map_err(failed)?;
+        log::info!("PostgreSQL {}, programs in {}", row.get::<_, &str>(1), cluster.programs.display());
+        Ok(Share { id: row.get(0), strategy: row.get(2), cluster, count: 0 })
     }
 
     /// Creates a clone of a template. Returns its name and URL.
@@ -161,9 +162,9 @@ impl Owner {
         let name = format!("userd_scratch_{}_{}", self.id, self.count);
         self.count += 1;
         let sql = format!("create database {name} template {template} {}", self.strategy);
-        self.shared.client.batch_execute(&sql)?;
+        self.cluster.client.batch_execute(&sql)?;
         // The socket's directory is percent-encoded.
-        let socket_dir = self.shared.dir.to_string_lossy();
+        let socket_dir = self.cluster.dir.to_string_lossy();
         let host = utf8_percent_encode(&socket_dir, NON_ALPHANUMERIC);
         let url = format!("postgresql://postgres@{host}:5432/{name}");
         Ok((name, url))
@@ -207,7 +208,8 @@ fn end_sessions(client: &mut Client, name: &str) -> Result<(), Error> {
     ))
 }
 
-/// Drops the databases whose owner, the session that created them, has ended. Each is looked at right before.
+/// Drops the databases whose owner, the session that created them, has ended. Looks for one at a time, as its owner may be
+/// dropping it.
 fn drop_leftovers(connection_string: &str) -> Result<(), Error> {
     const LEFTOVER: &str = "\
         select datname::text from pg_database where starts_with(datname::text, 'userd_scratch_') and not exists ( \

@@ -152,8 +152,8 @@ impl TestServer {
         expected("create the user", self.create(name, email, Some(&Secret::from(password))))
     }
 
-    /// Removes all users, idempotency keys, counts of wrong passwords and faults: the server is as it began, with the
-    /// users of [`TestServer::with_users`]. Requests in flight are executed before or after that. Blocks for some
+    /// Removes all users, idempotency keys, counts of wrong passwords, faults and requests: the server is as it began, with
+    /// the users of [`TestServer::with_users`]. Requests in flight are executed before or after that. Blocks for some
     /// milliseconds.
     ///
     /// # Panics
@@ -185,7 +185,7 @@ impl TestServer {
 
     /// Has requests fail: `server.fail(Fault::AnswerLost).on("POST", "/users").times(1)`.
     pub fn fail(&self, fault: Fault) -> Failing<'_> {
-        Failing { control: &self.control, fault, method: "POST".to_owned(), path: "/users".to_owned() }
+        Failing { control: &self.control, fault, method: "POST", path: "/users" }
     }
 
     /// Forgets the faults that are left, and those by chance.
@@ -198,7 +198,7 @@ impl TestServer {
         self.control.faults_left()
     }
 
-    /// Has choices by chance begin anew, with this seed: then requests in the same order fail as they did with it.
+    /// Begins the choices by chance anew. With equal seeds, equal requests fail.
     pub fn chance(&self, seed: u64) {
         self.control.chance(seed);
     }
@@ -260,14 +260,14 @@ impl Drop for TestServer {
 pub struct Failing<'a> {
     control: &'a Control,
     fault: Fault,
-    method: String,
-    path: String,
+    method: &'a str,
+    path: &'a str,
 }
 
-impl Failing<'_> {
+impl<'a> Failing<'a> {
     /// Chooses requests with this method and path, without a query; without this, `POST /users`.
-    pub fn on(self, method: &str, path: &str) -> Self {
-        Failing { method: method.to_owned(), path: path.to_owned(), ..self }
+    pub fn on(self, method: &'a str, path: &'a str) -> Self {
+        Failing { method, path, ..self }
     }
 
     /// Has so many of the next requests fail, or each one by chance: `.times(1)`, `.times("10%")`. A test that fails prints
@@ -279,7 +279,7 @@ impl Failing<'_> {
     #[track_caller]
     pub fn times(self, times: impl fmt::Display) {
         let Failing { control, fault, method, path } = self;
-        expected("have requests fail", control.fail(fault, &method, &path, &times.to_string()));
+        expected("have requests fail", control.fail(fault, method, path, &times.to_string()));
     }
 }
 

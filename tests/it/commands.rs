@@ -570,6 +570,8 @@ fn lines_of_commands() {
         "save a b",
         "restore a_2",
         "restore \u{1b}[2J",
+        "chance \u{1b}[2J",
+        "advance \u{1b}[2J",
         "requests GET",
         "requests GET /users 1",
         "\u{1b}[2J\0",

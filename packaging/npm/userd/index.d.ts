@@ -2,7 +2,7 @@
 export interface Userd extends AsyncDisposable {
   /** Its address, as in `http://127.0.0.1:41234`. */
   readonly url: string;
-  /** Removes all users, idempotency keys, counts of wrong passwords and faults; a seed is back. */
+  /** Removes all users, idempotency keys, counts of wrong passwords, faults and requests; a seed is back. */
   reset(): Promise<void>;
   /** Saves users, passwords, idempotency keys and the next id as the state of a name: 1 to 40 of a-z, 0-9 and _. */
   save(name: string): Promise<void>;

@@ -141,7 +141,7 @@ class Server:
         return f"<userd at {self.url}>"
 
     def reset(self) -> None:
-        """Removes all users, idempotency keys, counts of wrong passwords and faults; a seed is back."""
+        """Removes all users, idempotency keys, counts of wrong passwords, faults and requests; a seed is back."""
         self._command("reset")
 
     def save(self, name: str) -> None:
