@@ -156,7 +156,7 @@ impl Servers {
             };
             let is_final = matches!(&error, ConnectError::Refused(error) if is_final(error));
             if is_final || Instant::now() + PAUSE > deadline {
-                return Err(StartError::Database(error.to_string()));
+                return Err(StartError::Database(format!("{error}; tried {}", self.target)));
             }
             log::warn!("cannot connect to the database yet: {error}");
             thread::sleep(PAUSE);

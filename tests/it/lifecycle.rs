@@ -96,6 +96,10 @@ fn a_database_that_stays_away_or_never_answers() {
         let lines = process.stderr().matches("cannot connect to the database yet: ").count();
         assert!(lines <= 6, "a line a try: {}", process.stderr());
         assert!(line.contains("DATABASE_URL") && line.contains("--embedded"), "the remedy: {line}");
+        let tried = format!("tried database \"app\" as user \"ada\" on 127.0.0.1:{port}");
+        let mut check = Process::start(&["check"], &[("DATABASE_URL", &url), ("DB_CONNECT_TIMEOUT", "1")]);
+        assert_eq!(check.wait(LONG), 1);
+        assert!(line.contains(&tried) && check.stdout().contains(&tried), "{line} {}", check.stdout());
     }
 }
 
