@@ -7,9 +7,8 @@ use nix::unistd::{Gid, Uid, User};
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown, lchown};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
 use std::process::{Command, Stdio};
-use std::{env, io};
+use std::{env, io, path::Path};
 
 /// The variables of our environment that PostgreSQL gets: no PG*, no LC_*, no secrets of userd's.
 const ENVIRONMENT: [&str; 6] = ["PATH", "TZ", "TZDIR", "LD_LIBRARY_PATH", "LOCPATH", "LOCALE_ARCHIVE"];
@@ -58,14 +57,11 @@ impl Account {
     /// Returns the owner of `dir`, if this process is root's and the directory is not; else as [`Account::find`] for a
     /// cluster that is kept.
     pub(super) fn owner_of(dir: &Path) -> Result<Account> {
-        match fs::metadata(dir) {
-            Ok(found) if Uid::effective().is_root() && found.uid() != 0 => {
-                let user = User::from_uid(Uid::from_raw(found.uid())).ok().flatten();
-                let gid = user.map_or(found.gid(), |user| user.gid.as_raw());
-                Account { uid: found.uid(), gid }.checked()
-            }
-            _ => Account::find(true),
-        }
+        let found = fs::metadata(dir).ok().filter(|found| Uid::effective().is_root() && found.uid() != 0);
+        let Some(found) = found else { return Account::find(true) };
+        let user = User::from_uid(Uid::from_raw(found.uid())).ok().flatten();
+        let gid = user.map_or(found.gid(), |user| user.gid.as_raw());
+        Account { uid: found.uid(), gid }.checked()
     }
 
     /// Returns user and group, if this process is root's: a program becomes them that needs root no longer once its
@@ -107,11 +103,10 @@ impl Account {
             return Ok(());
         }
         let (path, own, by) = (path.display(), name(self.uid), name(owner));
-        let as_owner =
-            if Uid::effective().as_raw() == owner { String::new() } else { format!("start userd as {by}, ") };
+        let start = if owner == 0 { String::new() } else { format!("start userd as {by}, ") };
         Err(ClusterError::new(format!(
             "{path} belongs to user {by}, and PostgreSQL would run as {own}: give it to {own} (chown -R {own} {path}), \
-             {as_owner}or choose another directory"
+             {start}or choose another directory"
         )))
     }
 
@@ -135,11 +130,9 @@ impl Account {
             lchown(dir, Some(uid), Some(gid)).map_err(ClusterError::io("give away", dir))?;
         }
         self.check_owner(dir)?;
-        let closed = fs::set_permissions(dir, Permissions::from_mode(0o700)).and_then(|()| {
-            let kept = self.keeps_private(dir);
-            kept.then_some(())
-                .ok_or_else(|| io::Error::other("it is a link, or its file system has no modes"))
-        });
+        let open = || io::Error::other("it is a link, or its file system has no modes");
+        let closed = fs::set_permissions(dir, Permissions::from_mode(0o700));
+        let closed = closed.and_then(|()| self.keeps_private(dir).then_some(()).ok_or_else(open));
         closed.map_err(ClusterError::io("make private", dir))
     }
 
@@ -155,6 +148,8 @@ impl Account {
         if !found.is_file() || found.nlink() != 1 {
             return Err(io::Error::other("it is not a regular file with one name"));
         }
+        // A umask may have closed a new file to its owner.
+        file.set_permissions(Permissions::from_mode(0o600))?;
         if let Some((uid, gid)) = self.instead_of_root() {
             fchown(&file, Some(uid), Some(gid))?;
         }

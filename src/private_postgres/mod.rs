@@ -10,13 +10,14 @@
 mod account;
 mod cluster;
 mod directory;
+mod initdb;
 mod programs;
+mod server;
 mod shared;
 
+use directory::ClusterDir;
 use postgres::{Client, Config, NoTls};
-use std::path::Path;
-use std::time::Duration;
-use std::{io, result};
+use std::{io, path::Path, result, time::Duration};
 
 pub use account::Account;
 pub use cluster::{Cluster, check};
@@ -40,6 +41,16 @@ type Result<T> = result::Result<T, ClusterError>;
 impl ClusterError {
     fn new(message: impl AsRef<str>) -> ClusterError {
         ClusterError(message.as_ref().trim().replace(['\n', '\r'], " "))
+    }
+
+    /// Returns an error with the last four lines that a program has said, or those from an earlier failure on.
+    fn said(what: &str, said: &[u8]) -> ClusterError {
+        let said = String::from_utf8_lossy(said);
+        let lines: Vec<&str> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        let fails = |line: &&str| line.contains(" FATAL: ") || line.contains(" PANIC: ");
+        let first = lines.iter().position(fails).unwrap_or(usize::MAX).min(lines.len().saturating_sub(4));
+        let shown = lines[first..].iter().take(4).copied().collect::<Vec<_>>().join("; ");
+        ClusterError::new(format!("{what}: {}", if shown.is_empty() { "it said nothing" } else { &shown }))
     }
 
     /// Returns a function for `map_err`: "cannot `doing` `path`: reason".

@@ -17,17 +17,16 @@ const OLDEST: u32 = 13;
 pub(super) fn find(wanted: Option<u32>, account: &Account) -> Result<(PathBuf, u32)> {
     let mut problem = None;
     for dir in installations()? {
-        let found = version(&dir, account).and_then(|major| match wanted {
-            Some(wanted) if wanted != major => Err(ClusterError::new(format!(
+        let error = match version(&dir, account) {
+            Ok(major) if wanted.is_none_or(|wanted| wanted == major) => return Ok((dir, major)),
+            Ok(major) => ClusterError::new(format!(
                 "the cluster needs PostgreSQL {wanted}, and PostgreSQL {major} is installed: \
-                 install {wanted} as well, or move the data with pg_upgrade or pg_dump"
-            ))),
-            _ => Ok((dir, major)),
-        });
-        match found {
-            Ok(found) => return Ok(found),
-            Err(error) => _ = problem.get_or_insert(error),
-        }
+                 install {wanted} as well, or move the data with pg_upgrade or pg_dump",
+                wanted = wanted.unwrap_or_default()
+            )),
+            Err(error) => error,
+        };
+        problem.get_or_insert(error);
     }
     let of_version = wanted.map(|wanted| format!("-{wanted}")).unwrap_or_default();
     Err(problem.unwrap_or_else(|| {

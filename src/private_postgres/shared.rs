@@ -4,18 +4,17 @@
 //! A session counts the others, and removes the server once there are none. The connection that asks for it may be gone
 //! by then: the server does not look. Until that session is there, a shell removes the server if this process ends.
 
-use super::cluster::{ServerProcess, initialize};
 use super::directory::{self, ClusterDir, PROCESSES};
+use super::initdb::initialize;
+use super::server::ServerProcess;
 use super::{Account, ClusterError, POLL, Result, SOCKET, START_TIMEOUT, connect, programs};
 use nix::sys::statvfs::{Statvfs, statvfs};
 use nix::unistd::Uid;
 use postgres::Client;
 use std::io::{ErrorKind, Write};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Stdio};
-use std::thread;
-use std::time::Instant;
+use std::{os::unix::net::UnixStream, thread, time::Instant};
 
 /// Part of the directory's name: another number for each version that is not compatible.
 const FORMAT: u32 = 5;
@@ -107,7 +106,7 @@ impl Shared {
                     initialize(&directory, &programs, &["--no-sync"])?;
                     let mut server = ServerProcess::start(&directory, &programs, max_connections, settings)?;
                     log::info!("PostgreSQL {major} serves {}", dir.display());
-                    thread::spawn(move || server.0.wait());
+                    thread::spawn(move || server.child.wait());
                     remover = shell.stdin.take();
                 }
             }
