@@ -17,6 +17,8 @@ use postgres::{
     Client,
     config::{LoadBalanceHosts, TargetSessionAttrs},
 };
+use r2d2::ManageConnection;
+use r2d2_postgres::PostgresConnectionManager;
 use std::{
     collections::BTreeSet,
     hash::{BuildHasher, RandomState},
@@ -221,7 +223,7 @@ impl Servers {
             if self.prepared.get() == Some(&true) { format!("{SEARCH_PATH}{set_up}") } else { String::new() };
         let tls = self.tls.clone();
         let connect = move || {
-            let mut client = host.connect(tls)?;
+            let mut client = PostgresConnectionManager::new(host, tls).connect()?;
             client.batch_execute(&set_up).map(|()| client)
         };
         let connected = within(bound.min(longest), hanging, || without_panic(connect));

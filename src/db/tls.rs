@@ -55,6 +55,10 @@ mod verified {
     };
     use std::{fmt::Display, fs, path::Path, sync::Arc};
 
+    /// The signature of a handshake is verified with the key of a certificate, and rustls reads version 3 alone.
+    const OTHER_VERSION: &str = "the server's certificate is not of X.509 version 3: sign it anew with \
+        `openssl x509 -req -extfile FILE ...`, where FILE holds the line subjectAltName = DNS:NAME-OF-THE-SERVER";
+
     /// Connector of every connection, whether it speaks TLS or not. Cloning is cheap.
     pub type Connector = tokio_postgres_rustls::MakeRustlsConnect;
 
@@ -115,10 +119,11 @@ mod verified {
             _ocsp_response: &[u8],
             now: UnixTime,
         ) -> Result<ServerCertVerified, Error> {
+            let parsed = ParsedCertificate::try_from(certificate)
+                .map_err(|_| Error::General(OTHER_VERSION.to_owned()))?;
             if self.verify == Verify::Nothing {
                 return Ok(ServerCertVerified::assertion());
             }
-            let parsed = ParsedCertificate::try_from(certificate)?;
             let all = self.algorithms.all;
             match verify_server_cert_signed_by_trust_anchor(&parsed, &self.roots, intermediates, now, all) {
                 // A trusted certificate that is marked as an authority's, as `openssl req -x509` makes it: webpki

@@ -1,7 +1,7 @@
 //! The counts behind pages: the same as counting, whichever role writes, and however.
 
 use crate::support::{Database, Dice, Own};
-use postgres::{Client, IsolationLevel, error::SqlState};
+use postgres::{Client, IsolationLevel, error::SqlState, types::ToSql};
 use serde_json::Value;
 use std::{
     io::Write,
@@ -12,7 +12,7 @@ use userd::{config::Config, server::Server};
 
 /// The statement of pages.
 fn pages() -> &'static str {
-    let source = include_str!("../../src/db/users.rs").split("const PAGES: &str = \"").nth(1);
+    let source = include_str!("../../src/db/users/list.rs").split("const PAGES: &str = \"").nth(1);
     source.and_then(|rest| rest.split("\";").next()).expect("a constant")
 }
 
@@ -110,8 +110,9 @@ fn compare(client: &mut Client, dice: &mut Dice) {
     snapshot.batch_execute("lock table users in access share mode").expect("a lock");
     let total: i64 = snapshot.query_one("select count(*) from users", &[]).expect("a count").get(0);
     let positions = [0, dice.roll(total.max(1) as u64) as i64, (total - 3).max(0), total, i64::MAX];
-    let limits = [15_i64; 5];
-    let rows = snapshot.query(pages(), &[&positions.as_slice(), &limits.as_slice()]).expect("pages");
+    let (limits, from_end) = ([15_i64; 5], [false; 5]);
+    let asked: [&(dyn ToSql + Sync); 3] = [&positions.as_slice(), &limits.as_slice(), &from_end.as_slice()];
+    let rows = snapshot.query(pages(), &asked).expect("pages");
     for (ordinal, position) in (1_i64..).zip(positions) {
         let page = rows.iter().filter(|row| row.get::<_, i64>("position") == ordinal);
         let (totals, ids): (Vec<i64>, Vec<Option<i64>>) =

@@ -73,6 +73,34 @@ fn the_service_over_tls() {
     }
 }
 
+/// A certificate of X.509 version 1, as `openssl x509 -req` makes it without extensions, is refused in each mode of TLS,
+/// with the way to one of version 3.
+#[test]
+fn a_certificate_of_version_1() {
+    let (pki, cluster) = (Pki::new(), Cluster::new());
+    pki.openssl("req -new -nodes -newkey rsa:2048 -keyout old.key -out old.req -subj /CN=localhost");
+    let sign = "x509 -req -in old.req -signkey old.key -days 30 -out old.crt";
+    pki.openssl(sign);
+    fs::write(pki.path("file"), "subjectAltName = DNS:localhost\n").unwrap();
+    let start = |mode: &str, port: u16| {
+        let url = format!("postgres://u:secret@localhost:{port}/postgres?sslmode={mode}");
+        Process::at(&url, &[("DB_CONNECT_TIMEOUT", "1")])
+    };
+    let server = cluster.start(Some(pki.server("old")), "");
+    for mode in ["prefer", "require", "require&channel_binding=require"] {
+        let (code, _, stderr) = start(mode, server.port).ended();
+        let line = stderr.lines().last().unwrap_or_default();
+        let told =
+            "certificate is not of X.509 version 3: sign it anew with `openssl x509 -req -extfile FILE ...`";
+        assert!(code == 1 && line.contains(told) && !stderr.contains("secret"), "{mode}: {stderr}");
+    }
+    drop(server);
+    pki.openssl(&sign.replace("-req", "-req -extfile file"));
+    let server = cluster.start(Some(pki.server("old")), "");
+    let mut process = start("require&channel_binding=require", server.port);
+    assert_eq!(process.client().get("/users").status, 200);
+}
+
 /// A session on its Unix socket.
 fn sql(cluster: &Cluster, port: u16) -> postgres::Client {
     let url =

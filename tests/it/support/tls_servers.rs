@@ -79,7 +79,7 @@ impl Pki {
         fs::write(key_file, key).unwrap();
     }
 
-    fn openssl(&self, arguments: &str) {
+    pub fn openssl(&self, arguments: &str) {
         let arguments = arguments.split(' ');
         let output = Command::new("openssl").args(arguments).current_dir(self.0.path()).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -1,0 +1,98 @@
+//! Deletes, alone and many at once.
+
+use super::{Change, Users, outcome, tag, tags};
+use crate::db::{Pool, session::Param};
+use crate::error::Error;
+use crate::users::revision::Condition;
+use postgres::{Row, types::Type};
+use std::time::Instant;
+
+const DELETE: &str = "
+    delete from users where id = $1 and ($2::boolean or version = $3::bigint and updated_at = $4::timestamptz) returning id";
+
+/// Deletes the rows of a batch, as `UPDATE_MANY` updates them.
+const DELETE_MANY: &str = "
+    with given as materialized (
+        select * from unnest($1::bigint[], $2::boolean[], $3::bigint[], $4::timestamptz[])
+            with ordinality as given (asked, if_any, if_version, if_updated, position)
+    ), target as materialized (
+        select u.id from given, lateral (
+            select id from users
+            where id = asked and (if_any or version = if_version and updated_at = if_updated)
+            limit 1 for update skip locked) u
+    ), deleted as (
+        delete from users where id = any (array(select id from target)) returning id
+    )
+    select position,
+        case when d.id is not null then 'done' when s.id is null then 'missing'
+            when (if_any or s.version = if_version and s.updated_at = if_updated) is not true
+                then 'precondition failed'
+            when asked = any (array(select id from target)) then 'missing'  -- a trigger has kept it
+            else 'locked' end as outcome
+    from given left join deleted d on d.id = asked
+        left join lateral (select * from users where id = asked limit 1) s on true";
+
+/// A user to be removed.
+#[derive(Debug, Clone, Copy)]
+pub struct Delete<'a> {
+    /// The user.
+    pub id: i64,
+    /// The states in which the user may be removed; in a batch, [simple](Condition::is_simple).
+    pub condition: &'a Condition,
+    /// The end of the request.
+    pub deadline: Instant,
+}
+
+impl Users {
+    fn delete(&self, delete: &Delete) -> Result<(), Error> {
+        let Delete { id, condition, deadline } = delete;
+        let before = if condition.is_simple() { None } else { Some(self.allowed(*id, condition)?) };
+        let (is_any, version, updated_at) = tag(condition, before.as_ref());
+        let params: [Param; 4] = [
+            (id, Type::INT8),
+            (&is_any, Type::BOOL),
+            (&version, Type::INT8),
+            (&updated_at, Type::TIMESTAMPTZ),
+        ];
+        if !self.pool.execute(DELETE, &params, Some(*deadline))?.is_empty() {
+            return Ok(());
+        }
+        if !condition.is_empty() {
+            self.allowed(*id, condition)?;
+        }
+        // The user has moved from one allowed state to another, or a trigger has kept the user.
+        Err(if before.is_some() { Error::Contended } else { Error::NotFound })
+    }
+
+    pub fn delete_many(&self, deletes: &[Delete]) -> Vec<Result<(), Error>> {
+        self.batch(deletes)
+    }
+}
+
+impl Change for Delete<'_> {
+    type Done = ();
+
+    fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    fn execute(pool: &Pool, given: &[&Self], deadline: Instant) -> Result<Vec<Row>, Error> {
+        let ids: Vec<i64> = given.iter().map(|delete| delete.id).collect();
+        let (any, versions, times) = tags(given.iter().map(|delete| delete.condition));
+        let params: [Param; 4] = [
+            (&ids, Type::INT8_ARRAY),
+            (&any, Type::BOOL_ARRAY),
+            (&versions, Type::INT8_ARRAY),
+            (&times, Type::TIMESTAMPTZ_ARRAY),
+        ];
+        pool.execute(DELETE_MANY, &params, Some(deadline))
+    }
+
+    fn judge(&self, _: &Users, row: Option<&Row>) -> Result<(), Error> {
+        outcome(row).map(drop)
+    }
+
+    fn alone(&self, users: &Users) -> Result<(), Error> {
+        users.delete(self)
+    }
+}

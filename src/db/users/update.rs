@@ -1,0 +1,186 @@
+//! Updates, alone and many at once, and the replacement of a hash.
+
+use super::{Change, Users, outcome, tag, tags};
+use crate::db::{Pool, session::Param};
+use crate::error::Error;
+use crate::users::{password::PasswordHash, revision::Condition, user::User};
+use postgres::{Row, types::Type};
+use std::time::Instant;
+
+/// Answers no row if nothing is changed.
+const UPDATE: &str = "
+    update users
+    set name = coalesce($5, name), email = coalesce($6, email),
+        updated_at = least(greatest(now(), updated_at + interval '1 microsecond'),
+            timestamptz '9999-12-31T23:59:59.999999Z')
+    where id = $1 and ($2::boolean or version = $3::bigint and updated_at = $4::timestamptz)
+        and (name::text <> coalesce($5, name) or email::text <> coalesce($6, email))
+    returning id, name, email, created_at, updated_at, version";
+
+/// $7: the hash of the new password, or null, which removes the password. A delete finds only rows of its snapshot: so
+/// a password is removed in a state that was read before, as a transaction that inserts one changes the user, too. The
+/// user is locked even if nothing is changed then, so that such a transaction is waited for.
+const UPDATE_PASSWORD: &str = "
+    with target as materialized (
+        select id from users where id = $1 and ($2::boolean or version = $3::bigint and updated_at = $4::timestamptz)
+        for no key update
+    ), updated as (
+        update users
+        set name = coalesce($5, name), email = coalesce($6, email),
+            version = version + bigint '1',  -- has the trigger draw another one, also at the last moment that there is
+            updated_at = least(greatest(now(), updated_at + interval '1 microsecond'),
+                timestamptz '9999-12-31T23:59:59.999999Z')
+        where id = any (array(select id from target))
+            and ($7::text is not null or exists (select from credentials where user_id = $1)
+                or name::text <> coalesce($5, name) or email::text <> coalesce($6, email))
+        returning *
+    ), stored as (
+        insert into credentials (user_id, password_hash) select id, $7 from updated where $7::text is not null
+        on conflict (user_id) do update set password_hash = excluded.password_hash
+    ), removed as (
+        delete from credentials where $7::text is null and user_id = any (array(select id from updated))
+    )
+    select * from updated";
+
+/// Waits for no row, and locks only rows that will be changed, as a lock is written and committed like a change. A new
+/// value of an address is not for batches: another transaction may have to be waited for.
+const UPDATE_MANY: &str = r#"
+    with given as materialized (
+        select * from unnest($1::bigint[], $2::boolean[], $3::bigint[], $4::timestamptz[], $5::text[], $6::text[])
+            with ordinality as given (asked, if_any, if_version, if_updated, new_name, new_email, position)
+    ), target as materialized (
+        select u.id, coalesce(new_name, name) as name, coalesce(new_email, email) as email
+        from given, lateral (
+            select * from users
+            where id = asked and (if_any or version = if_version and updated_at = if_updated)
+                and (name::text <> coalesce(new_name, name) or email::text <> coalesce(new_email, email))
+                and lower(email::text collate "C") = lower(coalesce(new_email, email) collate "C")
+            limit 1 for no key update skip locked) u
+    ), updated as (
+        update users u set name = t.name, email = t.email,
+            updated_at = least(greatest(now(), u.updated_at + interval '1 microsecond'),
+                timestamptz '9999-12-31T23:59:59.999999Z')
+        from target t where u.id = any (array(select id from target)) and t.id = u.id
+        returning u.*
+    )
+    select coalesce(u.id, s.id) as id, coalesce(u.name, s.name) as name, coalesce(u.email, s.email) as email,
+        coalesce(u.created_at, s.created_at) as created_at, coalesce(u.updated_at, s.updated_at) as updated_at,
+        coalesce(u.version, s.version) as version, position,
+        case when u.id is not null then 'done' when s.id is null then 'missing'
+            when (if_any or s.version = if_version and s.updated_at = if_updated) is not true
+                then 'precondition failed'
+            when lower(s.email::text collate "C") <> lower(coalesce(new_email, s.email) collate "C") then 'by itself'
+            when s.name::text = coalesce(new_name, s.name) and s.email::text = coalesce(new_email, s.email) then 'done'
+            when asked = any (array(select id from target)) then 'by itself'  -- a trigger has left it out
+            else 'locked' end as outcome
+    from given left join updated u on u.id = asked
+        left join lateral (select * from users where id = asked limit 1) s on true"#;
+
+/// Stores another hash of one password. The row of the user stays as it is, as its record does not change.
+const REPLACE_HASH: &str =
+    "update credentials set password_hash = $3 where user_id = $1 and password_hash::text = $2";
+
+/// A change of a user.
+#[derive(Debug, Clone, Copy)]
+pub struct Update<'a> {
+    /// The user.
+    pub id: i64,
+    /// A new name.
+    pub name: Option<&'a str>,
+    /// A new address.
+    pub email: Option<&'a str>,
+    /// The hash of the new password; `Some(None)` removes it. In a batch `None`.
+    pub password: Option<Option<&'a PasswordHash>>,
+    /// The states in which it may be changed; in a batch, [simple](Condition::is_simple).
+    pub condition: &'a Condition,
+    /// The end of the request.
+    pub deadline: Instant,
+}
+
+impl Users {
+    pub(super) fn update(&self, update: &Update) -> Result<User, Error> {
+        let Update { id, name, email, password, condition, deadline } = update;
+        let is_read_first = *password == Some(None) || !condition.is_simple();
+        let mut before = if is_read_first { Some(self.allowed(*id, condition)?) } else { None };
+        loop {
+            let (is_any, version, updated_at) = tag(condition, before.as_ref());
+            let hash = password.flatten().map(PasswordHash::as_phc);
+            let params: [Param; 7] = [
+                (id, Type::INT8),
+                (&is_any, Type::BOOL),
+                (&version, Type::INT8),
+                (&updated_at, Type::TIMESTAMPTZ),
+                (name, Type::TEXT),
+                (email, Type::TEXT),
+                (&hash, Type::TEXT),
+            ];
+            let (sql, params) = match password {
+                None => (UPDATE, &params[..6]),
+                Some(_) => (UPDATE_PASSWORD, &params[..]),
+            };
+            if let [row] = &self.pool.execute(sql, params, Some(*deadline))?[..] {
+                return self.user(row);
+            }
+            // The committed record may answer at once, also if another transaction has locked it.
+            let user = self.allowed(*id, condition)?;
+            let is_unchanged = password.is_none()
+                && name.is_none_or(|name| name == user.name)
+                && email.is_none_or(|email| email == user.email);
+            match before {
+                _ if is_unchanged => return Ok(user),
+                // There was no password to remove, or a trigger has left the change out.
+                Some(before) if before.revision() == user.revision() => return Ok(user),
+                Some(_) => return Err(Error::Contended),
+                None => before = Some(user),
+            }
+        }
+    }
+
+    pub fn update_many(&self, updates: &[Update]) -> Vec<Result<Option<User>, Error>> {
+        self.batch(updates)
+    }
+
+    pub fn replace_hash(
+        &self,
+        id: i64,
+        old: &PasswordHash,
+        new: &PasswordHash,
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        let params: [Param; 3] =
+            [(&id, Type::INT8), (&old.as_phc(), Type::TEXT), (&new.as_phc(), Type::TEXT)];
+        self.pool.execute(REPLACE_HASH, &params, Some(deadline)).map(drop)
+    }
+}
+
+impl Change for Update<'_> {
+    type Done = Option<User>;
+
+    fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    fn execute(pool: &Pool, given: &[&Self], deadline: Instant) -> Result<Vec<Row>, Error> {
+        let ids: Vec<i64> = given.iter().map(|update| update.id).collect();
+        let (any, versions, times) = tags(given.iter().map(|update| update.condition));
+        let names: Vec<_> = given.iter().map(|update| update.name).collect();
+        let emails: Vec<_> = given.iter().map(|update| update.email).collect();
+        let params: [Param; 6] = [
+            (&ids, Type::INT8_ARRAY),
+            (&any, Type::BOOL_ARRAY),
+            (&versions, Type::INT8_ARRAY),
+            (&times, Type::TIMESTAMPTZ_ARRAY),
+            (&names, Type::TEXT_ARRAY),
+            (&emails, Type::TEXT_ARRAY),
+        ];
+        pool.execute(UPDATE_MANY, &params, Some(deadline))
+    }
+
+    fn judge(&self, users: &Users, row: Option<&Row>) -> Result<Option<User>, Error> {
+        outcome(row)?.map(|row| users.user(row)).transpose()
+    }
+
+    fn alone(&self, users: &Users) -> Result<Option<User>, Error> {
+        users.update(self).map(Some)
+    }
+}
