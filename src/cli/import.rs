@@ -11,13 +11,13 @@ use std::{
 };
 use userd::{
     Config, check,
-    transfer::{self, Format, Import, Imported, Progress, TransferError},
+    transfer::{self, FIELDS, Format, Import, Imported, Mapping, Progress, TransferError},
 };
 
 /// Imports the users of a file, or of standard input, and says what has become of each line that is refused. A private
 /// cluster is made and migrated where it is missing, unless nothing is to be changed. Blocks until that is done.
 pub fn import(given: &Given) -> Result<(), Failure> {
-    let map = given.value("--map").map(|map| transfer::mapping(&map.to_string_lossy())).transpose();
+    let map = given.value("--map").map(|map| mapping(&map.to_string_lossy())).transpose();
     let what = Import {
         format: given.format(),
         map: map.map_err(|problem| Failure::usage(format!("--map {problem}")))?,
@@ -54,6 +54,18 @@ pub fn import(given: &Given) -> Result<(), Failure> {
     let done = outcome(&what, imported)?;
     let _ = writeln!(io::stdout(), "{done}");
     Ok(())
+}
+
+/// Parses `name=displayName,email=emails.0.value`. The error says what is wrong with the text.
+fn mapping(text: &str) -> Result<Mapping, String> {
+    let pair = |pair: &str| {
+        let (field, path) = pair.split_once('=')?;
+        let field = FIELDS.into_iter().find(|known| *known == field.trim())?;
+        Some((field, path.trim().to_owned())).filter(|(_, path)| !path.is_empty())
+    };
+    let paths: Option<Mapping> = text.split(',').map(pair).collect();
+    let paths = paths.filter(|paths| paths.len() == text.split(',').count());
+    paths.ok_or_else(|| format!("must be FIELD=MEMBER,…, each FIELD once and one of {}", FIELDS.join(", ")))
 }
 
 /// Reads the file of users that a database begins with.

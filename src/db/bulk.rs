@@ -4,9 +4,9 @@
 use super::users::user;
 use crate::users::{password::PasswordHash, user::User};
 use postgres::{
-    Client, Error, IsolationLevel, Row, Transaction, binary_copy::BinaryCopyInWriter,
-    fallible_iterator::FallibleIterator, types::Type,
+    Client, Error, IsolationLevel, Row, Transaction, binary_copy::BinaryCopyInWriter, types::Type,
 };
+use std::{sync::mpsc, thread};
 use time::OffsetDateTime;
 
 /// Lifts the limits of the role, as bulk statements take long, and lets them read whole tables, which the sessions of a
@@ -118,8 +118,8 @@ pub fn each_user<E: From<Error>>(
     with_hashes: bool,
     mut each: impl FnMut(User<&str>, Option<&str>) -> Result<(), E>,
 ) -> Result<(), E> {
-    /// After an error of `each`, the rest of as many users is read, and no more.
-    const FETCHED: i32 = 20_000;
+    /// Rows of a batch, of which up to three are held.
+    const FETCHED: i32 = 256;
     let sql = if with_hashes {
         "select id, name, email, created_at, updated_at, version, password_hash
          from users left join credentials on user_id = id order by id"
@@ -127,17 +127,25 @@ pub fn each_user<E: From<Error>>(
         "select id, name, email, created_at, updated_at, version, null from users order by id"
     };
     let portal = transaction.bind(sql, &[])?;
-    loop {
-        // Rows are read while the server sends the next ones.
-        let (mut rows, mut count) = (transaction.query_portal_raw(&portal, FETCHED)?, 0);
-        while let Some(row) = rows.next()? {
-            each(user(&row, None)?, row.try_get(6)?)?;
-            count += 1;
+    // A thread fetches rows while the ones before them are written. After an error of `each` it fetches no more.
+    let (fetched, batches) = mpsc::sync_channel(1);
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            loop {
+                let rows = transaction.query_portal(&portal, FETCHED);
+                let is_last = rows.as_ref().map_or(true, |rows| rows.len() < FETCHED as usize);
+                if fetched.send(rows).is_err() || is_last {
+                    return;
+                }
+            }
+        });
+        for rows in batches {
+            for row in &rows? {
+                each(user(row, None)?, row.try_get(6)?)?;
+            }
         }
-        if count < FETCHED {
-            return Ok(());
-        }
-    }
+        Ok(())
+    })
 }
 
 /// A user to be staged.

@@ -9,7 +9,7 @@ mod rules;
 
 pub use export::{Export, export};
 pub use import::{Import, Imported, Progress, import};
-pub use rules::{Mapping, mapping};
+pub use rules::{FIELDS, Mapping};
 
 use crate::{
     db::{explain, taken},

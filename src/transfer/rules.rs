@@ -19,7 +19,7 @@ use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
 /// The fields that a record may have.
-const FIELDS: [&str; 7] = ["id", "name", "email", "createdAt", "updatedAt", "password", PASSWORD_HASH];
+pub const FIELDS: [&str; 7] = ["id", "name", "email", "createdAt", "updatedAt", "password", PASSWORD_HASH];
 
 /// The largest id that is kept: the sequence of ids goes on behind it.
 const LARGEST_ID: i64 = i64::MAX / 2;
@@ -31,18 +31,6 @@ const NO_TIME: &str = "must be a time as in 2020-02-29T23:59:59.123456Z, with it
 /// The column, or the dotted path of the member, that each field is read from; for a name, also several of them, joined by
 /// `+`.
 pub type Mapping = BTreeMap<&'static str, String>;
-
-/// Parses `name=displayName,email=emails.0.value`. The error says what is wrong with the text.
-pub fn mapping(text: &str) -> Result<Mapping, String> {
-    let pair = |pair: &str| {
-        let (field, path) = pair.split_once('=')?;
-        let field = FIELDS.into_iter().find(|known| *known == field.trim())?;
-        Some((field, path.trim().to_owned())).filter(|(_, path)| !path.is_empty())
-    };
-    let paths: Option<Mapping> = text.split(',').map(pair).collect();
-    let paths = paths.filter(|paths| paths.len() == text.split(',').count());
-    paths.ok_or_else(|| format!("must be FIELD=MEMBER,…, each FIELD once and one of {}", FIELDS.join(", ")))
-}
 
 /// A record that may be imported.
 pub(super) struct Accepted<'a> {
@@ -82,9 +70,8 @@ impl Rules<'_> {
 
     /// Returns the paths that the mapping names, each of which some record has to have.
     pub fn mapped(&self) -> Vec<&String> {
-        let is_mapped = |field: &str| self.import.map.as_ref().is_some_and(|map| map.contains_key(field));
-        let is_joined = |field: &str| field == "name" && !self.parts.is_empty();
-        let paths = self.paths.iter().filter(|(field, _)| is_mapped(field) && !is_joined(field));
+        let map = self.import.map.iter().flatten();
+        let paths = map.filter(|(field, _)| **field != "name" || self.parts.is_empty());
         paths.map(|(_, path)| path).chain(&self.parts).collect()
     }
 

@@ -38,7 +38,12 @@ pub fn is_hash(text: &str) -> bool {
     const SHORTEST: usize = "$P$".len() + 31;
     let is_known =
         || canonical(text.into()).is_ok_and(|hash| HashFormat::parse(&hash).err() != Some(UNKNOWN));
-    text.len() >= SHORTEST && (OTHER_KINDS.iter().any(|kind| text.starts_with(kind)) || is_known())
+    // Dovecot writes {SHA512-CRYPT} before a hash.
+    let is_named = |name: &str| name.chars().all(|sign| sign.is_ascii_alphanumeric() || "-@_".contains(sign));
+    let has_name =
+        text.strip_prefix('{').and_then(|text| text.split_once('}')).is_some_and(|(name, _)| is_named(name));
+    text.len() >= SHORTEST
+        && (has_name || OTHER_KINDS.iter().any(|kind| text.starts_with(kind)) || is_known())
 }
 
 /// A parsed hash.

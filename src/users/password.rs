@@ -380,6 +380,8 @@ mod tests {
             "pbkdf2_sha256$1000$saltsaltsalt$F7o7+5VTVzFAO998X6s3AHrDsJVdMiIlgndIMe19NvY=",
             "scrypt:16:8:1$saltsaltsaltsalt$ae44c8f5f02003bb610f3cd1f051d784",
             "$argon2i$v=19$m=65536,t=4,p=1$c2FsdHNhbHQ$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA",
+            "{SSHA}c2FsdHNhbHRzYWx0c2FsdHNhbHRzYWx0c2Fs",
+            "{SHA512-CRYPT}$6$saltsalt$qFmFH.bQmmtXzyBY0s9v7Oicd2z4XSIecDzlB5KiA2",
             "$6$saltsalt$qFmFH.bQmmtXzyBY0s9v7Oicd2z4XSIecDzlB5KiA2/jctKu9YterLp8wwnSq.qc.eoxqOmSuNp2xS0ktL3nh/",
         ];
         assert!(hashes.iter().all(|text| is_hash(text)), "{:?}", hashes.map(is_hash));
