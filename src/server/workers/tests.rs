@@ -97,7 +97,7 @@ fn two_workers_receive_when_work_is_done() {
 fn what_is_due_belongs_to_a_worker_that_waits() {
     let service = Service::start(None);
     assert_eq!(status(service.send("POST", "/users", r#"{"name":"a","email":"a@b.co"}"#)), 201);
-    let mut other = postgres::Client::connect(&service.database.url(), postgres::NoTls).unwrap();
+    let mut other = postgres::Client::connect(service.database.url(), postgres::NoTls).unwrap();
     let mut transaction = other.transaction().unwrap();
     transaction.batch_execute("select from users where id = 1 for update").unwrap();
     let changes: Vec<_> =
