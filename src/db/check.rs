@@ -218,10 +218,8 @@ fn examine(config: &Config, with_counts: bool, findings: &mut Vec<Finding>) -> R
         }
     }
     let migrates = config.migrate && matches!(lacking, Ok(Some(_)));
-    if migrates {
-        add(findings, "privileges", None, rows(client, BLOCKED, &[])?);
-    }
-    let lines = rows(client, MISSING_RIGHTS, &[(&migrates, Type::BOOL)])?;
+    let mut lines = if migrates { rows(client, BLOCKED, &[])? } else { Vec::new() };
+    lines.extend(rows(client, MISSING_RIGHTS, &[(&migrates, Type::BOOL)])?);
     add(findings, "privileges", Some("the role may do all that is needed"), lines);
     if lacking?.is_some() {
         return Ok(());

@@ -3,6 +3,7 @@
 #![cfg_attr(not(feature = "tls"), allow(clippy::clone_on_copy, reason = "without TLS, a connector is empty"))]
 
 use super::{
+    migrate::LENT,
     settings::SEARCH_PATH,
     sqlstate::{explain, is_final},
     target::Target,
@@ -20,14 +21,13 @@ use postgres::{
 use r2d2::ManageConnection;
 use r2d2_postgres::PostgresConnectionManager;
 use std::{
-    collections::BTreeSet,
     hash::{BuildHasher, RandomState},
     io,
     os::unix::net::UnixStream,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
         mpsc,
     },
     thread,
@@ -51,6 +51,8 @@ pub struct Servers {
     password: Mutex<Option<Vec<u8>>>,
     /// Unset until the first session shows if a pooler lends it.
     prepared: OnceLock<bool>,
+    /// A statement has met a session of another client.
+    is_lent: AtomicBool,
     epoch: AtomicU64,
     /// The number of connects that each host holds without an answer, and when the last one was given up.
     hanging: Vec<(Arc<AtomicUsize>, Mutex<Instant>)>,
@@ -76,6 +78,7 @@ impl Servers {
             config: config.clone(),
             password: Mutex::new(target.config.get_password().map(<[u8]>::to_vec)),
             prepared: if is_known { OnceLock::from(config.db_prepared) } else { OnceLock::new() },
+            is_lent: AtomicBool::default(),
             epoch: AtomicU64::default(),
             hanging: target.hosts.iter().map(|_| (Arc::default(), Mutex::new(Instant::now()))).collect(),
             sought: Mutex::default(),
@@ -90,7 +93,15 @@ impl Servers {
 
     /// Returns false if a pooler lends sessions for one transaction each: they hold no statements and no settings.
     pub fn prepared(&self) -> bool {
-        *self.prepared.get().unwrap_or(&true)
+        *self.prepared.get().unwrap_or(&true) && !self.is_lent.load(Ordering::Relaxed)
+    }
+
+    /// Takes sessions for lent ones from now on, as a statement has met a session of another client, unless `db_prepared` was
+    /// set on purpose.
+    pub fn meets_another_session(&self) {
+        if self.config.find_pooler && !self.is_lent.swap(true, Ordering::Relaxed) {
+            log::warn!("{LENT}: userd serves as with DB_PREPARED=false from now on");
+        }
     }
 
     /// Returns true if [`Servers::prepared`] is false because a pooler was found.
@@ -142,7 +153,7 @@ impl Servers {
     /// Returns a session without bounds for its statements, as migrations, exports and imports take long. Tries until
     /// `db_connect_timeout` is up, with a line in the log for each try. A refusal that a retry would not change ends it at
     /// once. The first session shows if a pooler lends it.
-    pub fn connect_for_long(self: &Arc<Servers>) -> Result<Client, StartError> {
+    pub fn connect_for_long(&self) -> Result<Client, StartError> {
         const PAUSE: Duration = Duration::from_millis(500);
         const NO_BOUNDS: &str = "set statement_timeout = 0; set lock_timeout = 0";
         let deadline = Instant::now() + self.connect_timeout();
@@ -167,11 +178,26 @@ impl Servers {
 
     /// Returns whether a pooler lends its sessions for one transaction each: several of them serve one client, or one serves
     /// two. Blocks for up to two seconds; false if it cannot be told by then, as of a pooler with one session.
-    pub fn lends(self: &Arc<Servers>, client: &mut Client) -> bool {
-        let (own, servers) = (sessions(client), self.clone());
-        let other = move || sessions(&mut servers.open("", None, CONNECT_TIMEOUT).ok()?);
-        let other = within(CONNECT_TIMEOUT, &Arc::default(), other).ok().flatten();
-        own.zip(other).is_some_and(|(own, other)| own == other || own.len() + other.len() > 2)
+    pub fn lends(&self, client: &mut Client) -> bool {
+        /// Other clients of the pooler may come between two statements.
+        const LOOKS: usize = 8;
+        let deadline = Instant::now() + CONNECT_TIMEOUT;
+        let mut is_lent = || {
+            let mut other = self.open("", None, CONNECT_TIMEOUT).ok()?;
+            let began = session(client).ok()?;
+            for _ in 0..LOOKS {
+                let left = deadline.saturating_duration_since(Instant::now());
+                let ask = move || session(&mut other).map(|session| (other, session));
+                let (client_again, of_other) = within(left, &Arc::default(), ask).ok()?.ok()?;
+                other = client_again;
+                let own = session(client).ok()?;
+                if own != began || of_other == own {
+                    return Some(());
+                }
+            }
+            None
+        };
+        is_lent().is_some()
     }
 
     /// Returns a session of the first host that gives one within this time.
@@ -219,8 +245,11 @@ impl Servers {
         if let Some(password) = self.password() {
             host.password(password);
         }
-        let set_up =
-            if self.prepared.get() == Some(&true) { format!("{SEARCH_PATH}{set_up}") } else { String::new() };
+        let set_up = if self.prepared.get().is_some() && self.prepared() {
+            format!("{SEARCH_PATH}{set_up}")
+        } else {
+            String::new()
+        };
         let tls = self.tls.clone();
         let connect = move || {
             let mut client = PostgresConnectionManager::new(host, tls).connect()?;
@@ -268,10 +297,10 @@ pub enum ConnectError {
     System(io::Error),
 }
 
-/// Returns the sessions of the server that serve a client.
-fn sessions(client: &mut Client) -> Option<BTreeSet<String>> {
+/// Returns the session of the server that serves a client now.
+fn session(client: &mut Client) -> Result<String, postgres::Error> {
     const SESSION: &str = "select pg_backend_pid()::text || pg_postmaster_start_time()::text";
-    (0..3).map(|_| client.query_typed_one(SESSION, &[]).ok().map(|row| row.get(0))).collect()
+    client.query_typed_one(SESSION, &[]).map(|row| row.get(0))
 }
 
 /// Executes work on a thread of its own, and waits for it so long. Then the thread is left behind, and `hanging` counts it

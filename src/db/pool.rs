@@ -106,6 +106,10 @@ impl Pool {
             };
             let is_stale = match failure.meaning {
                 Meaning::Outdated => true,
+                Meaning::OfAnotherSession => {
+                    self.servers.meets_another_session();
+                    true
+                }
                 Meaning::ReadOnly => self.servers.wants_primary() || self.servers.finds_primary(),
                 _ => false,
             };

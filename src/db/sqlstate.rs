@@ -20,9 +20,11 @@ use std::iter;
 pub(super) enum Meaning {
     /// The server ends the session, or has lost what belongs to it.
     Broken,
-    /// A prepared statement does not fit the tables any more, or is gone: a new session can prepare it. Nothing was
-    /// changed.
+    /// A prepared statement does not fit the tables any more: a new session can prepare it. Nothing was changed.
     Outdated,
+    /// A prepared statement is missing, or its name is taken: a pooler has lent the session to another client, too. Nothing
+    /// was changed.
+    OfAnotherSession,
     /// This server takes no changes, as a standby does. Nothing was changed.
     ReadOnly,
     /// Anything else: the statement's own error. Nothing was changed.
@@ -43,7 +45,7 @@ impl Meaning {
                 Meaning::Broken
             }
             code if code.starts_with("08") => Meaning::Broken,
-            "26000" => Meaning::Outdated,
+            "26000" | "42P05" => Meaning::OfAnotherSession,
             "25006" => Meaning::ReadOnly,
             _ => Meaning::Statement,
         }

@@ -114,10 +114,11 @@ fn a_busy_pooler_is_found() {
             thread::spawn(move || while client.batch_execute("select pg_sleep(0.002)").is_ok() {})
         })
         .collect();
-    for _ in 0..3 {
-        let mut process = Process::at(&pooled.url, &[]);
-        process.wait_for_url_within(LONG_ON_DISK);
-        process.logs("userd serves as with DB_PREPARED=false");
+    // Replicas of which the first one migrates look at once.
+    let mut replicas = [0; 5].map(|_| Process::at(&pooled.url, &[("DB_POOL_SIZE", "2")]));
+    for replica in &mut replicas {
+        replica.wait_for_url_within(LONG_ON_DISK);
+        replica.logs("userd serves as with DB_PREPARED=false");
     }
     for arguments in [&["export"][..], &["migrate"], &["check"]] {
         Process::start(arguments, &[("DATABASE_URL", &pooled.url)]).ended();
