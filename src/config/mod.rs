@@ -578,13 +578,18 @@ mod tests {
     fn what_comes_around_a_value_on_its_way_is_left_out() {
         let config = from(&[
             ("DB_PASS", " hunter2 \r\n"),
+            ("DB_USER", "u\n"),
+            ("DB_NAME", "d\r\n"),
             ("API_TOKEN", "a\r\n"),
             ("ALLOWED_HOSTS", "a.example\nb.example\r\n"),
             ("HOST", "unix:/x"),
             ("PORT", "tcp://10.0.0.1:3000"),
         ]);
         let config = config.unwrap();
-        let Database::Parts { password, .. } = &config.database else { panic!("no URL was given") };
+        let Database::Parts { password, user, name, .. } = &config.database else {
+            panic!("no URL was given")
+        };
+        assert_eq!((&**user, &**name), ("u", "d"));
         assert_eq!((password.expose(), config.api_token.unwrap().expose()), (" hunter2 ", "a"));
         assert_eq!(config.allowed_hosts, ["a.example", "b.example"]);
     }

@@ -155,7 +155,7 @@ impl Setting {
         if let Ok(Shown::NoEffect) = (self.access)(config, None) {
             return Ok(());
         }
-        let Some(Given { variable, text }) = given(self.variable, lookup)? else { return Ok(()) };
+        let Some(Assigned { variable, text }) = assigned(self.variable, lookup)? else { return Ok(()) };
         let read = (self.access)(config, Some(&text));
         read.map(drop).map_err(|line| problem(variable, line))
     }
@@ -196,7 +196,7 @@ impl Config {
     pub fn in_force(&mut self, lookup: impl Fn(&str) -> Option<OsString>) -> Vec<InForce> {
         let row = |Setting { variable, access, .. }: &Setting| {
             // The configuration was made, so each text can be read.
-            let given = given(variable, &lookup).ok().flatten();
+            let given = assigned(variable, &lookup).ok().flatten();
             let source = given.as_ref().map_or("default", |given| given.variable);
             let source = if source == *variable { "environment" } else { source };
             let (value, source) = match access(self, given.as_ref().map(|given| &*given.text)) {
@@ -239,19 +239,19 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
 }
 
 /// The text of a setting, and the variable that has it or names its file.
-struct Given {
+struct Assigned {
     variable: &'static str,
     text: String,
 }
 
 /// Returns the text of a variable, or of the file that its `…_FILE` names.
-fn given(variable: &'static str, lookup: &Lookup) -> Result<Option<Given>, ConfigError> {
+fn assigned(variable: &'static str, lookup: &Lookup) -> Result<Option<Assigned>, ConfigError> {
     let read = |variable: &'static str| match lookup(variable).map(OsString::into_string) {
         None => Ok(None),
         Some(Ok(text)) => Ok(Some(text).filter(|text| !text.is_empty())),
         Some(Err(_)) => Err(problem(variable, "is not UTF-8")),
     };
-    let value = read(variable)?.map(|text| Given { variable, text });
+    let value = read(variable)?.map(|text| Assigned { variable, text });
     let is_file = |setting: &&Setting| setting.variable.strip_suffix("_FILE") == Some(variable);
     let Some(Setting { variable: file, .. }) = SETTINGS.iter().find(is_file) else { return Ok(value) };
     let Some(path) = read(file)? else { return Ok(value) };
@@ -259,7 +259,7 @@ fn given(variable: &'static str, lookup: &Lookup) -> Result<Option<Given>, Confi
         return Err(problem(file, format!("cannot be set together with {variable}")));
     }
     let text = read_secret(Path::new(&path)).map_err(|line| problem(file, line))?;
-    Ok(Some(Given { variable: file, text }))
+    Ok(Some(Assigned { variable: file, text }))
 }
 
 /// Returns the text of a file without the end of its last line, and without a byte order mark. The error names the file.

@@ -87,9 +87,9 @@ pub(super) fn exactly(field: &mut bool, text: Option<&str>, on: &str) -> Checked
     value(field, text, |text| Ok(text == on), bool::to_string)
 }
 
-/// Any text.
+/// Any text, without a line end behind it.
 pub(super) fn string(field: &mut String, text: Option<&str>) -> Checked {
-    value(field, text, |text| Ok(text.to_owned()), String::clone)
+    value(field, text, |text| Ok(without_line_end(text).to_owned()), String::clone)
 }
 
 /// The path of a file or a directory.
@@ -119,7 +119,7 @@ pub(super) fn tokens(field: &mut Option<Secret>, text: Option<&str>) -> Checked 
     }
 }
 
-/// Returns a secret without the line end that an editor or `echo` has put behind it. A password may end in spaces.
+/// Returns a text without the line end that an editor or `echo` has put behind it. A password may end in spaces.
 pub(super) fn without_line_end(text: &str) -> &str {
     text.trim_end_matches(['\r', '\n'])
 }

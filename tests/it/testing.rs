@@ -49,6 +49,17 @@ fn test_servers_leave_nothing() {
     assert_eq!(keep.app().handle(&Request::get("/users")).status, 200);
 }
 
+/// Addresses are stored as by the service: in Unicode's form NFC.
+#[test]
+fn addresses_of_test_servers() {
+    let server = TestServer::with_users([(1, "José", "jose\u{301}@x.org")]);
+    assert_eq!(server.user("Zoë", "zoe\u{308}@x.org").email, "zo\u{eb}@x.org");
+    let mut client = Client::new(server.base_url());
+    for (address, id) in [("jos%C3%A9@x.org", "1"), ("zo%C3%AB@x.org", "2")] {
+        assert_eq!(client.get(&format!("/users?email={address}")).json()["data"][0]["id"], id);
+    }
+}
+
 #[test]
 fn the_helpers_of_a_test_server() {
     let users = [(7, "Ada", "ada@example.com"), (3, "Grace", "grace@example.com")];
