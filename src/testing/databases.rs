@@ -88,7 +88,7 @@ impl ScratchDatabase {
         &self.url
     }
 
-    /// Returns settings for a [`Server`] or an [`App`] on it: the defaults, with two workers
+    /// Returns settings for a [`Server`](crate::Server) or an [`App`](crate::App) on it: the defaults, with two workers
     /// and two connections, since tests run many servers and ask each of them little.
     pub fn config(&self) -> Config {
         Config { database: Database::Url(self.url.as_str().into()), ..small() }
