@@ -104,10 +104,8 @@ impl Export {
     /// Returns the text as a field of CSV.
     fn cell(&self, text: &str) -> String {
         let text = if self.for_spreadsheets { without_formulas(text) } else { text.to_owned() };
-        match text.contains([',', '"', '\r', '\n']) {
-            true => format!("\"{}\"", text.replace('"', "\"\"")),
-            false => text,
-        }
+        let is_quoted = text.contains([',', '"', '\r', '\n']);
+        if is_quoted { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
     }
 }
 
