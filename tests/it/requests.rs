@@ -4,6 +4,7 @@ use crate::support::{
     ADA, Answer, Database, LONG, PASSWORD, Process, Service, TOKEN, TempDir, USERD, Variables, eventually,
 };
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 
 fn id(answer: &Answer) -> &str {
     answer.header("X-Request-Id").expect("every answer has one")
@@ -86,6 +87,63 @@ fn line_with(process: &Process, texts: &[&str]) -> String {
         found.is_some()
     });
     found.expect("it was waited for")
+}
+
+/// Each kind of request, be it executed, answered by the worker that receives it or at once: the status, and the label of
+/// its route in figures; the log has its method and path.
+#[test]
+fn kinds_of_requests_in_answers_log_and_figures() {
+    let database = Database::create();
+    let mut process =
+        Process::on(&database, &[("LOG_LEVEL", "debug"), ("ALLOWED_ORIGINS", "https://app.example")]);
+    let mut client = process.client();
+    let (one, of) = ("/users/{id}", "/users");
+    let plain: [(&str, &str); 0] = [];
+    let rows: [(&str, &str, &[(&str, &str)], &str, u16, &str); 26] = [
+        ("POST", "/users", &plain, ADA, 201, of),
+        ("POST", "/users", &plain, ADA, 409, of),
+        ("POST", "/users", &plain, "{", 400, of),
+        ("POST", "/users", &[("Content-Type", "multipart/form-data")], ADA, 415, of),
+        ("POST", "/users", &[("Sec-Fetch-Site", "cross-site")], ADA, 403, of),
+        ("POST", "/users", &[("Idempotency-Key", "\u{e9}")], ADA, 400, of),
+        ("GET", "/users/1", &plain, "", 200, one),
+        ("GET", "/users/%31", &plain, "", 200, one),
+        ("HEAD", "/users/1", &plain, "", 200, one),
+        ("GET", "/users/1", &[("If-None-Match", "*")], "", 304, one),
+        ("GET", "/users/7", &plain, "", 404, one),
+        ("GET", "/users/x", &plain, "", 404, one),
+        ("GET", "/users?perPage=1", &plain, "", 200, of),
+        ("GET", "/users?email=ada@example.com", &plain, "", 200, of),
+        ("GET", "/users?page=0", &plain, "", 400, of),
+        ("PUT", "/users/1", &plain, r#"{"name":"n"}"#, 200, one),
+        ("PUT", "/users/7", &plain, "{", 404, one),
+        ("PATCH", "/users/1", &plain, r#"{"email":"none"}"#, 400, one),
+        ("DELETE", "/users/1", &plain, "", 204, one),
+        ("DELETE", "/users", &plain, "", 405, of),
+        ("OPTIONS", "/users/1", &[("Origin", "https://app.example")], "", 204, one),
+        ("GET", "/users/", &plain, "", 404, "other"),
+        ("BREW", "/pot", &plain, "", 501, "other"),
+        ("GET", "/openapi.json", &plain, "", 200, "/openapi.json"),
+        ("GET", "/livez", &plain, "", 200, "/livez"),
+        ("GET", "/%6civez", &plain, "", 200, "/livez"),
+    ];
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    for (method, target, fields, body, status, label) in rows {
+        let answer = client.request(method, target, fields, body);
+        assert_eq!(answer.status, status, "{method} {target}");
+        let (level, path) = match label {
+            "/livez" => ("DEBUG", "/livez"),
+            _ => ("INFO", target.split('?').next().unwrap()),
+        };
+        line_with(&process, &[&format!("[{level}] {method} {path} {status} "), id(&answer)]);
+        let method = if method == "BREW" { "OTHER" } else { method };
+        let labels = format!(r#"{{method="{method}",route="{label}",status="{status}"}} "#);
+        *counts.entry(format!("userd_http_requests_total{labels}")).or_default() += 1;
+    }
+    let figures = client.get("/metrics").body;
+    for (labels, count) in counts {
+        assert!(figures.contains(&format!("\n{labels}{count}\n")), "{labels}{count} is not in {figures}");
+    }
 }
 
 /// At `debug` the log says why a request was refused; a value, or a name from a query, is in no line.
