@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// The pause between two looks at the count while a reservation waits for memory.
-const POLL_PAUSE: Duration = Duration::from_millis(5);
+const MEMORY_PAUSE: Duration = Duration::from_millis(5);
 
 /// The count of all memory that is held for clients. Clones share it.
 #[derive(Clone)]
@@ -61,7 +61,7 @@ impl Budget {
         let reservation = self.count(bytes.min(self.limit()));
         while self.held() > self.limit() && Instant::now() < deadline {
             self.0.on_shortage.get().inspect(|report| report());
-            thread::sleep(POLL_PAUSE);
+            thread::sleep(MEMORY_PAUSE);
         }
         (self.held() <= self.limit()).then_some(reservation)
     }

@@ -121,8 +121,8 @@ impl App {
     /// else.
     pub(crate) fn judge(&self, request: &Request, cors: &Cors, id: Option<&RequestId>) -> Judged {
         /// A JSON text of small members takes many times its length as a value.
-        const LARGE: usize = 8 << 10;
-        let _turn = (request.body.len() > LARGE).then(|| self.parsing.lock());
+        const PARSED_IN_TURN: usize = 8 << 10;
+        let _turn = (request.body.len() > PARSED_IN_TURN).then(|| self.parsing.lock());
         let Found { label, mut asked } = routes::find(request.method, request.path(), self.rules.ui);
         // Only after its preflight does a browser send the request whose refusal tells of the slash.
         if let (Err(Error::FurtherSlash(_)), true) = (&asked, cors.is_preflight()) {

@@ -13,10 +13,10 @@ use std::{
 };
 
 /// Bytes that a body of one user and most heads fit in.
-const SMALL: usize = 512;
+const USUAL_BYTES: usize = 512;
 
-/// Bytes of a body from which on it is not copied, as its memory counts.
-const LARGE: usize = 4 << 10;
+/// Bytes of the longest body that is copied behind its head; the memory of a longer one counts.
+const COPIED_BYTES: usize = 4 << 10;
 
 /// Tells whether the connection stays open after a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,10 +54,10 @@ impl Response {
     /// A body of one line of JSON.
     #[doc(hidden)]
     pub fn json(status: u16, value: &impl Serialize) -> Response {
-        let mut body = Vec::with_capacity(SMALL);
+        let mut body = Vec::with_capacity(USUAL_BYTES);
         serde_json::to_writer(&mut body, value).expect("our own types have string keys only");
         body.push(b'\n');
-        if body.len() > LARGE {
+        if body.len() > COPIED_BYTES {
             body.shrink_to_fit();
         }
         Response { status, headers: Vec::new(), body }
@@ -102,9 +102,9 @@ impl Response {
     /// Returns the bytes on the wire, as the answer to the request of that id. `head_only` leaves the body out and keeps
     /// its length, as HEAD wants it.
     pub(crate) fn into_bytes(self, persistence: Persistence, head_only: bool, id: &RequestId) -> Vec<u8> {
-        let mut head = Vec::with_capacity(SMALL + self.body.len().min(LARGE));
+        let mut head = Vec::with_capacity(USUAL_BYTES + self.body.len().min(COPIED_BYTES));
         self.write_head(persistence, id, &mut head).expect("a Vec takes all");
-        if head_only || self.body.len() <= LARGE {
+        if head_only || self.body.len() <= COPIED_BYTES {
             head.extend_from_slice(if head_only { &[] } else { &self.body });
             return head;
         }

@@ -35,7 +35,7 @@ const SHORT: Duration = Duration::from_millis(1);
 const PER_WRITE: Duration = Duration::from_micros(20);
 
 /// A batch in flight for longer is stuck, most likely.
-const STALLED: Duration = Duration::from_millis(5);
+const STUCK_BATCH: Duration = Duration::from_millis(5);
 
 /// Users of the lists in flight from which on no further list starts. With one more page of 1,000 users, this bounds the
 /// memory of rows.
@@ -180,7 +180,7 @@ impl<T> Lanes<T> {
     pub fn next_due(&self, now: Instant, hashes: bool) -> Option<Instant> {
         let queues = self.queues.iter().enumerate().filter(|(at, _)| (*at == HASH) == hashes);
         let times = queues.filter(|(_, queue)| !queue.waiting.is_empty()).flat_map(|(_, queue)| {
-            let stalled = queue.in_flight.iter().map(|started| *started + STALLED);
+            let stalled = queue.in_flight.iter().map(|started| *started + STUCK_BATCH);
             queue.waiting.iter().map(|command| command.due).chain(stalled)
         });
         times.filter(|at| *at > now).min()
@@ -291,7 +291,7 @@ impl<T> Lanes<T> {
     fn is_paced(&self, at: usize, now: Instant) -> bool {
         let Queue { in_flight, took, .. } = &self.queues[at];
         let few = (self.capacity.cores / 2).max(1 + usize::from(writes(at)));
-        let moving = in_flight.iter().filter(|started| now < **started + STALLED).count();
+        let moving = in_flight.iter().filter(|started| now < **started + STUCK_BATCH).count();
         batch_limit(at) == 1 || *took >= SHORT || moving < few
     }
 }

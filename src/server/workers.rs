@@ -51,7 +51,7 @@ const STACK: usize = 512 << 10;
 const RECEIVERS: usize = 2;
 
 /// The time between two looks at a thread that is to end.
-const POLL_PAUSE: Duration = Duration::from_millis(1);
+const END_PAUSE: Duration = Duration::from_millis(1);
 
 /// The threads that answer requests. Dropping it stops them.
 pub struct Workers {
@@ -125,7 +125,7 @@ impl Workers {
                     );
                     return;
                 }
-                thread::sleep(POLL_PAUSE);
+                thread::sleep(END_PAUSE);
             }
             // A panic in it was logged where it was caught.
             let _ = thread.join();

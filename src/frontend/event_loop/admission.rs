@@ -35,7 +35,7 @@ pub const MAX_SURPLUS: usize = 256;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Time without a byte after which an answer or an incomplete request may be given up for memory. Clients far away take
 /// up to half a second to acknowledge what they have received, and a client may pause.
-const STALLED: Duration = Duration::from_secs(1);
+const STALLED_CLIENT: Duration = Duration::from_secs(1);
 /// The part of the budget that is freed when a worker waits for memory: `1 / FREED_PART`.
 const FREED_PART: usize = 8;
 /// Connections that are tried for one that is to be closed: a worker may answer one at that moment.
@@ -145,7 +145,7 @@ impl EventLoop {
         let newcomer = newcomer.map(|peer| peer.key().map_or(0, of));
         let may_go = |&(key, state, since, _): &(PeerKey, Expendable, Instant, u32)| {
             let displaced = newcomer.is_some_and(|newcomer| may_displace(newcomer, of(key), state));
-            let stalled = self.context.now >= since + STALLED;
+            let stalled = self.context.now >= since + STALLED_CLIENT;
             match (why, state) {
                 (Reason::NoMemory, Expendable::Stalled) => stalled,
                 (Reason::NoMemory, Expendable::Incomplete) => stalled || displaced,

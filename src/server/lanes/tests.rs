@@ -111,7 +111,7 @@ fn a_batch_that_is_stuck_does_not_stop_its_lane() {
             stuck.extend(bench.next());
         }
         let due = bench.lanes.next_due(bench.now, false).expect("more is queued");
-        assert_eq!(due, stuck[0].started + STALLED, "{lane:?}");
+        assert_eq!(due, stuck[0].started + STUCK_BATCH, "{lane:?}");
         assert!(bench.lanes.ready(due - Duration::from_micros(1), false).is_none(), "{lane:?}");
         bench.now = due;
         assert!(bench.next().is_some(), "{lane:?}");
@@ -145,7 +145,7 @@ fn changes_of_one_row_follow_each_other() {
     bench.push(1, 5, change(10));
     let first = bench.next().unwrap();
     assert_eq!(works(&first), [1, 3, 100, 5]);
-    bench.now += STALLED;
+    bench.now += STUCK_BATCH;
     assert!(bench.next().is_none());
     bench.end(first, LOCAL);
     // Lanes take turns.
@@ -268,11 +268,11 @@ fn lists_in_flight_have_few_users() {
     });
     let large = bench.next().unwrap();
     assert_eq!(works(&large), [0]);
-    bench.now += STALLED;
+    bench.now += STUCK_BATCH;
     assert!(bench.next().is_none());
     bench.end(large, LOCAL);
     assert_eq!(bench.works(), [1, 2], "1,998 users");
-    bench.now += STALLED;
+    bench.now += STUCK_BATCH;
     assert!(bench.next().is_none());
 }
 

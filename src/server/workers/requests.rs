@@ -21,8 +21,8 @@ const RECEIVE_REQUESTS: usize = 256;
 /// Requests that are answered at once meanwhile: those that were judged before wait for them.
 const RECEIVE_ANSWERED: usize = 8;
 
-/// Bytes of a body from which on it needs a reservation of its own.
-const LARGE: usize = 16 << 10;
+/// Bytes of an answer from which on it needs a reservation of its own.
+const RESERVED_BYTES: usize = 16 << 10;
 
 /// The longest wait of a large answer of a command for its memory.
 pub(super) const MEMORY_WAIT: Duration = Duration::from_secs(2);
@@ -144,7 +144,7 @@ impl Dispatch {
     /// Sends an answer. A large one reserves its length first, for which it waits so long, or is refused.
     pub(super) fn answer(&self, job: &mut Job, response: Response, memory_wait: Duration) {
         let bytes = response.memory();
-        if bytes > LARGE {
+        if bytes > RESERVED_BYTES {
             let deadline = job.claimed.deadline.min(Instant::now() + memory_wait);
             job.claimed.held = self.app.budget.reserve(bytes, deadline);
             if job.claimed.held.is_none() {

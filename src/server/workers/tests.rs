@@ -61,7 +61,7 @@ impl Service {
         let deadline = Instant::now() + TIMEOUT;
         while !holds(&self.workers.dispatch.schedule.lock()) {
             assert!(Instant::now() < deadline, "{what}");
-            thread::sleep(POLL_PAUSE);
+            thread::sleep(END_PAUSE);
         }
     }
 
