@@ -70,3 +70,26 @@ pub fn connection_string(dir: &Path, database: &str) -> String {
 fn connect(dir: &Path) -> result::Result<Client, postgres::Error> {
     connection_string(dir, "postgres").parse::<Config>()?.connect(NoTls)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_is_told_from_its_first_fatal_line_on() {
+        let full = "FATAL:  could not extend file: No space left on device";
+        let rows = [
+            ("", "it said nothing"),
+            ("a\n\n b \nc\nd\ne\n", "b; c; d; e"),
+            ("a\n1 FATAL:  b\nDETAIL:  c\n", "a; 1 FATAL:  b; DETAIL:  c"),
+            (
+                &format!("a\n1 {full}\n1 HINT:  b\n1 PANIC:  c\nAborted\nd\ne\n"),
+                &format!("1 {full}; 1 HINT:  b; 1 PANIC:  c; Aborted"),
+            ),
+        ];
+        for (said, expected) in rows {
+            let error = ClusterError::said("initdb failed", said.as_bytes()).to_string();
+            assert_eq!(error, format!("initdb failed: {expected}"));
+        }
+    }
+}

@@ -259,6 +259,28 @@ fn a_volume_whose_owner_and_mode_cannot_be_set() {
     assert!(process.stderr().contains("(it has \"userd\")"), "{}", process.stderr());
 }
 
+/// A umask may close new files to their owner.
+#[test]
+fn whatever_the_umask_is() {
+    const AS_NOBODY: [&str; 4] = ["/usr/bin/setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    if !is_root() {
+        return;
+    }
+    let (dir, _) = prefix();
+    let argument = format!("--embedded={}/data", dir.name());
+    for (n, umask) in ["0277", "0022"].into_iter().enumerate() {
+        let script = format!("umask {umask}; exec \"$0\" \"$@\"");
+        let program = [&AS_NOBODY[..], &["/bin/sh", "-c", &script, USERD]].concat();
+        let mut process = Process::under(&program, &[&argument], &[]);
+        process.wait_for_url_within(LONG_ON_DISK);
+        let create = format!(r#"POST /users {{"name":"Ada","email":"{n}@example.com"}} => 201 *"#);
+        check(&mut process.client(), &create);
+        assert_eq!(process.client().get("/users").json()["total"], n + 1, "{umask}");
+        process.signal(Signal::SIGTERM);
+        assert_eq!(process.wait(LONG), 0, "{umask}: {}", process.stderr());
+    }
+}
+
 /// A signal may come at any time of a first start. Shared memory, which a killed server would leave until the machine
 /// starts again, is counted in namespaces of its own.
 #[test]
