@@ -230,6 +230,7 @@ fn a_password_is_read_again_for_each_session() {
         let ours = [("HOST", "127.0.0.1"), ("DB_ACQUIRE_TIMEOUT", "0.5"), ("DB_POOL_SIZE", "2")];
         let mut process = Process::start(&[], &[&ours, &variables[..]].concat());
         let mut client = process.client();
+        eventually(LONG, "a session is open", || client.get("/users").status == 200);
         check(&mut client, &format!("POST /users {ADA} => 201 {ADA_1}\nGET /readyz => 200 *"));
         own.run("alter role app password 'sec:nd%25'");
         own.run(END);
