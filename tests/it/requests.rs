@@ -99,7 +99,9 @@ fn kinds_of_requests_in_answers_log_and_figures() {
     let mut client = process.client();
     let (one, of) = ("/users/{id}", "/users");
     let plain: [(&str, &str); 0] = [];
-    let rows: [(&str, &str, &[(&str, &str)], &str, u16, &str); 26] = [
+    // Method, target, fields, body, status, label.
+    type Row<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)], &'a str, u16, &'a str);
+    let rows: [Row; 26] = [
         ("POST", "/users", &plain, ADA, 201, of),
         ("POST", "/users", &plain, ADA, 409, of),
         ("POST", "/users", &plain, "{", 400, of),

@@ -32,6 +32,7 @@ pub enum Parsed {
 pub struct Arrived {
     /// The request. Its peer is the client that a proxy says it speaks for; only to be believed of a trusted one.
     pub request: Request,
+    /// Tells whether the connection stays open.
     pub persistence: Persistence,
 }
 
