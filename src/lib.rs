@@ -72,7 +72,9 @@
 //!   migrations take as long as they take. All of it may be called from plain threads, from another runtime's
 //!   blocking section, and even from its tasks, whose thread it then blocks.
 //! - Every failure is a value: a [`StartError`] before the service runs, a status in its answers after that.
-//! - Stopping, or dropping, gives back the port, the threads, the connections and the files.
+//! - Stopping, or dropping, gives back the port, the threads, the connections and the files. One value of tiny_http is
+//!   leaked by each server. tiny_http also logs one error at a start (target `tiny_http`), as it may accept no second
+//!   connection.
 //!
 //! # Features
 //!

@@ -58,7 +58,8 @@ pub(super) const BLOCKED: &str = "\
         left join pg_namespace on nspname::text = name \
     where current_schema() is null and path is not null";
 
-/// Columns and rules of another program that fail creates, with the statement that ends each.
+/// Columns and rules of another program that fail creates, with the ways out. A rule that another program needs stays if
+/// userd goes into another schema.
 pub(super) const ADDED: &str = "\
     with ours as ( \
         select oid, relname, format('%I.%I', current_schema(), relname) as qualified \
@@ -66,14 +67,14 @@ pub(super) const ADDED: &str = "\
             join pg_class on oid = to_regclass(name)::oid \
     ) \
     select format('creates get 500, as another program''s column %1$I of %2$s has no default: \
-        `alter table %2$s alter %1$I drop not null`', attname, qualified) \
+        `alter table %2$s alter %1$I drop not null`, or give userd a schema of its own', attname, qualified) \
     from ours join pg_attribute on attrelid = oid \
     where attnum > 0 and not attisdropped and attnotnull and not atthasdef and attidentity::text = '' \
         and attname::text <> all (array['id', 'name', 'email', 'created_at', 'updated_at', 'version', 'user_id', \
             'password_hash', 'key', 'fingerprint', 'kept_since', 'block', 'n']) \
     union all \
     select format('changes get 500, as another program''s rule %1$I on %2$s rewrites them: \
-        `drop rule %1$I on %2$s`', rulename, qualified) \
+        `drop rule %1$I on %2$s`, or give userd a schema of its own', rulename, qualified) \
     from ours join pg_rewrite on ev_class = ours.oid";
 
 /// The tables of which the role sees some rows only. $1: their names.

@@ -381,14 +381,16 @@ impl Connection {
         self.state = State::Arriving { since: began.unwrap_or(now), framing, input };
         match is_awaited {
             Err(error) => self.refuse(&error, context),
-            // If the socket does not take so few bytes, the client has not read earlier answers; it gets no more.
-            Ok(true)
-                if fits
-                    && self.stream.send_with_flags(CONTINUE, MSG_NOSIGNAL).ok() != Some(CONTINUE.len()) =>
-            {
-                self.give_up();
-            }
+            Ok(true) if fits => self.ask_for_body(),
             Ok(_) => {}
+        }
+    }
+
+    /// Sends 100 (Continue). If the socket does not take so few bytes, the client has not read earlier answers; it gets no
+    /// more.
+    fn ask_for_body(&mut self) {
+        if self.stream.send_with_flags(CONTINUE, MSG_NOSIGNAL).ok() != Some(CONTINUE.len()) {
+            self.give_up();
         }
     }
 

@@ -81,11 +81,11 @@ impl EventLoop {
         let slots = Arc::new(Slots::new(limits, resources.budget.clone(), waker));
         // A write waits for tiny_http's thread alone, which waits for nothing: each slot is in one ticket at most.
         private.set_nonblocking(false)?;
-        let registry = poll.registry();
-        registry.register(&mut SourceFd(&listener.socket.as_raw_fd()), LISTENER, Interest::READABLE)?;
-        registry.register(&mut SourceFd(&private.as_raw_fd()), PRIVATE, Interest::READABLE)?;
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC)?;
-        registry.register(&mut SourceFd(&timer.as_fd().as_raw_fd()), TIMER, Interest::READABLE)?;
+        let files = [(listener.socket.as_raw_fd(), LISTENER), (private.as_raw_fd(), PRIVATE)];
+        for (fd, token) in files.into_iter().chain([(timer.as_fd().as_raw_fd(), TIMER)]) {
+            poll.registry().register(&mut SourceFd(&fd), token, Interest::READABLE)?;
+        }
         let free = (0..slots.len() as u32).rev().collect();
         let context = Context {
             now: Instant::now(),

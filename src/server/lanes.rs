@@ -342,14 +342,19 @@ impl<T> Queue<T> {
                 self.last_peer = peer;
             }
         }
-        let mut taken = Vec::with_capacity(limit.min(is_chosen.len()));
+        self.remove(is_chosen)
+    }
+
+    /// Removes the commands that are chosen, and returns them in their order.
+    fn remove(&mut self, is_chosen: Vec<bool>) -> Vec<Queued<T>> {
+        let mut removed = Vec::new();
         for is_chosen in is_chosen {
             match self.waiting.pop_front() {
-                Some(command) if is_chosen => taken.push(command),
+                Some(command) if is_chosen => removed.push(command),
                 rest => self.waiting.extend(rest),
             }
         }
-        taken
+        removed
     }
 }
 

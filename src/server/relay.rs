@@ -1,8 +1,8 @@
 //! tiny_http, and the private stream over which the frontend is its only client.
 //!
-//! tiny_http gives each connection a thread, waits for a slow client, and takes whatever is sent. The frontend has done
-//! all that before it passes on whole requests over one stream, so tiny_http serves one client that never misbehaves.
-//! tiny_http takes only a listener; so the stream is a connection to a socket that has room for one.
+//! tiny_http gives each connection a thread, waits for a slow client, and takes whatever is sent. So it serves one client
+//! that never misbehaves: the frontend, which sends tickets over one stream. A ticket names the slots whose requests are
+//! complete. tiny_http takes only a listener; so the stream is a connection to a socket that has space for one.
 
 use nix::sys::socket::{
     AddressFamily, Backlog, Shutdown, SockFlag, SockType, UnixAddr, bind, connect, getsockname, listen,
