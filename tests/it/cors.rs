@@ -53,6 +53,9 @@ fn pages_of_allowed_origins() {
         ("POST", "/users", "GET, HEAD, POST, OPTIONS"),
         ("PATCH", "/users/1", "GET, HEAD, PUT, PATCH, DELETE, OPTIONS"),
         ("GET", "/livez", "GET, HEAD, OPTIONS"),
+        ("GET", "/users?id=3&id=5", "GET, HEAD, POST, OPTIONS"),
+        ("GET", "//users?page=2", "GET, HEAD, POST, OPTIONS"),
+        ("GET", "/users/1?page=2", "GET, HEAD, PUT, PATCH, DELETE, OPTIONS"),
         // The refusal of the request itself, which a page may read, tells of the slash.
         ("POST", "/users/", "GET, HEAD, POST, OPTIONS"),
         ("DELETE", "//users/1/", "GET, HEAD, PUT, PATCH, DELETE, OPTIONS"),
@@ -63,7 +66,7 @@ fn pages_of_allowed_origins() {
         }
         let refused = match target {
             "/livez" => "204",
-            "/users" | "/users/1" => "401",
+            "/users" | "/users/1" | "/users?id=3&id=5" | "/users/1?page=2" => "401",
             _ => "404",
         };
         for origin in [EVIL, "null"] {

@@ -188,7 +188,8 @@ impl RequestRules {
         let Asked { endpoint, callers, user } = asked;
         if callers != Callers::Any {
             self.access.check(request, callers, cors, rights)?;
-            if !matches!(endpoint, Endpoint::List | Endpoint::Page(Page::Own(_))) {
+            // A browser asks with the target of the request that it is about to send.
+            if !matches!(endpoint, Endpoint::List | Endpoint::Page(Page::Own(_))) && !cors.is_preflight() {
                 fields::no_query(request)?;
             }
         }
