@@ -438,6 +438,10 @@ mod tests {
             ("ALLOWED_HOSTS", "a:80"),
             ("API_TOKEN", "a é"),
             ("API_TOKEN", " \t"),
+            ("API_TOKEN", "Bearer a"),
+            ("API_TOKEN_LOGIN", "a bearer"),
+            ("DB_HOST", "postgres://u:hunter2@h/d"),
+            ("DB_HOST", "h;password=hunter2"),
             ("API_TOKEN_READ", "\"a\"\r\n"),
             ("DB_PORT", "tcp://10.0.0.1:5432"),
             ("API_TOKEN_FILE", "/nowhere/at/all"),
@@ -448,6 +452,7 @@ mod tests {
         for (variable, value) in rows {
             let error = from(&[(variable, value)]).unwrap_err();
             assert_eq!(error.variable, variable, "{variable}={value}");
+            assert!(!error.to_string().contains("hunter2"), "{error}");
         }
     }
 
@@ -599,5 +604,7 @@ mod tests {
         let config = from(&[("PORT", ""), ("DATABASE_URL", ""), ("HOST", "")]).unwrap();
         assert_eq!((config.host.as_str(), config.port), ("0.0.0.0", 3000));
         assert!(matches!(config.database, Database::Parts { .. }));
+        let config = from(&[("DATABASE_URL", "\"\"\n"), ("DB_HOST", "/run/a=b@c")]).unwrap();
+        assert!(matches!(config.database, Database::Parts { host, .. } if host == "/run/a=b@c"));
     }
 }

@@ -45,10 +45,10 @@ const MOST_MEMORY: usize = match 1_usize.checked_shl(40) {
 /// Every variable, in the order of `userd --help` and of docs/configuration.md. A row applies after those above it.
 #[rustfmt::skip]
 pub const SETTINGS: &[Setting] = &[
-    setting("DATABASE_URL", |c, text| secret(&mut c.database, text),
+    setting("DATABASE_URL", |c, text| secret(&mut c.database, text.filter(|text| !matches!(text.trim(), "\"\"" | "''"))),
         "Connection string as libpq takes it; used instead of `DB_HOST` to `DB_SSL_CA`"),
     setting("DATABASE_URL_FILE", of_command, "File that holds the connection string"),
-    setting("DB_HOST", |c, text| if let Parts { host, .. } = &mut c.database { string(host, text) } else { NO_EFFECT },
+    setting("DB_HOST", |c, text| if let Parts { host, .. } = &mut c.database { database_host(host, text) } else { NO_EFFECT },
         "Database host, or the directory of a Unix socket"),
     setting("DB_PORT", |c, text| if let Parts { port, .. } = &mut c.database { whole(port, text, 1..=65_535) } else { NO_EFFECT },
         "Database port"),

@@ -92,6 +92,16 @@ pub(super) fn string(field: &mut String, text: Option<&str>) -> Checked {
     value(field, text, |text| Ok(without_line_end(text).to_owned()), String::clone)
 }
 
+/// A host of a database, or the directory of a socket. It is shown, and a connection string may have a password.
+pub(super) fn database_host(field: &mut String, text: Option<&str>) -> Checked {
+    match text {
+        Some(text) if text.contains(['@', '=']) && !text.starts_with('/') => {
+            Err("is not a host: a connection string goes into DATABASE_URL".to_owned())
+        }
+        _ => string(field, text),
+    }
+}
+
 /// The path of a file or a directory.
 pub(super) fn path(field: &mut Option<PathBuf>, text: Option<&str>) -> Checked {
     let show = |path: &Option<PathBuf>| path.clone().unwrap_or_default().display().to_string();
@@ -111,9 +121,13 @@ pub(super) fn tokens(field: &mut Option<Secret>, text: Option<&str>) -> Checked 
     let is_token = |byte: u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
     let is_quoted =
         |text: &str| ['"', '\''].iter().any(|quote| text.starts_with(*quote) && text.ends_with(*quote));
+    // Separated by white space, it would be a token that everybody knows.
+    let is_scheme = |text: &str| text.split_whitespace().any(|token| token.eq_ignore_ascii_case("bearer"));
     match text.map(str::trim) {
-        Some(text) if text.is_empty() || !text.bytes().all(is_token) || is_quoted(text) => {
-            Err("must be printable ASCII, without quotes around it".to_owned())
+        Some(text)
+            if text.is_empty() || !text.bytes().all(is_token) || is_quoted(text) || is_scheme(text) =>
+        {
+            Err("must be printable ASCII, without quotes around it or Bearer before it".to_owned())
         }
         _ => secret(field, text),
     }

@@ -146,6 +146,16 @@ impl Target {
                 warnings.push(format!("parameter {} is unknown and has no effect", at + 1));
             }
         }
+        // These are shown. A `;` that separates parameters elsewhere is a part of the value here.
+        let hides_password = |name: &str, value: &str| {
+            let value = value.to_ascii_lowercase();
+            is_in(name, "host user dbname") && ["password=", "pwd="].iter().any(|text| value.contains(text))
+        };
+        if given.iter().any(|(name, value)| hides_password(name, value)) {
+            return Err("a host, user or database holds another parameter: separate them by white space, \
+                        in a URL by '&'"
+                .to_owned());
+        }
         // libpq takes an empty value for none, except for one of a few words.
         let words = "sslmode channel_binding target_session_attrs load_balance_hosts sslnegotiation";
         given.retain(|name, value| !value.is_empty() || is_in(name, words));
@@ -648,6 +658,12 @@ mod tests {
             "psql postgres://u:secret@h/d",
             "jdbc:postgresql://u:secret@h/d",
             "postgres://u:secret@h/d?ssl=secret",
+            "host=h;port=1;user=u;password=secret",
+            "host=h,password=secret dbname=d",
+            "host=h user=u;Pwd=secret",
+            "host=h dbname=d;Password=secret",
+            "postgres://u@h/d;password=secret",
+            "postgres://u@h/d&password=secret",
         ] {
             let line = format!("{:?} {}", Target::parse(text, Some("u")), shown(text));
             assert!(!line.contains("secret"), "{text}: {line}");
