@@ -218,7 +218,10 @@ fn roles_that_may_read_hashes_are_told() {
          grant select (password_hash) on credentials to {column};
          grant select on \"Odd one\".\"V\", over to {view};
          grant select on credentials to {group}; grant {group} to {reader};
-         grant pg_read_all_data to {reader}"
+         do $$ begin
+             grant pg_read_all_data to {reader};
+         exception when undefined_object then  -- PostgreSQL 13 has no such role.
+         end $$"
     ));
     let findings = || {
         let (code, said) = userd(&database.url(), &["check"]);
