@@ -275,7 +275,7 @@ impl Connection {
             State::Arriving { .. } => why.map_or(Error::RequestTimeout, Error::Busy),
             State::Working { .. } => Error::Busy(why.unwrap_or(Reason::NotAnsweredInTime)),
             State::Writing { answer, .. } => {
-                answer.log_cut_off(self.peer, why);
+                answer.log_cut_off(self.holder, why);
                 return Action::Close;
             }
             State::Closing | State::Lingering { .. } => return Action::Close,

@@ -262,7 +262,18 @@ fn the_log_names_the_client() {
         }
         connection.send(b"GET /users HTTP/1.1\r\n\r\n");
         assert_eq!(connection.answer("GET").status, 400);
-        let lines = [("GET /users/1 401 ", client), ("GET /livez 200 ", client), ("refused: ", refused)];
+        // Refused by its head alone.
+        let fields = fields.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect::<String>();
+        let mut connection = process.client();
+        let head = format!("POST /users HTTP/1.1\r\nHost: a\r\n{fields}Content-Length: 9999999\r\n\r\n");
+        connection.send(head.as_bytes());
+        assert_eq!(connection.answer("POST").status, 413);
+        let lines = [
+            ("GET /users/1 401 ", client),
+            ("GET /livez 200 ", client),
+            ("refused: bad request: no Host", refused),
+            ("refused: Content too large", client),
+        ];
         for (said, client) in lines {
             let named = match format {
                 "text" => format!(" client={client} request_id="),

@@ -77,21 +77,21 @@ impl Unsent {
 impl Connection {
     /// Answers with a refusal, after which the connection ends.
     pub fn refuse(&mut self, error: &Error, context: &mut Context) {
-        let Echo { id, cors, head_only } = match mem::replace(&mut self.state, State::Closing) {
+        let Echo { id, cors, head_only, client } = match mem::replace(&mut self.state, State::Closing) {
             State::Arriving { framing, .. } => framing.echo,
             State::Working { request, .. } => Echo { id: Some(request.id), ..request.echo },
             _ => Echo::default(),
         };
-        let id = id.unwrap_or_else(RequestId::new);
+        let (id, client) = (id.unwrap_or_else(RequestId::new), self.peer.speaking_for(client).address);
         let mut response = error.answer();
         cors.add_to(&mut response);
         match error {
             Error::Busy(why) => {
-                context.slots.warn(*why, self.peer.address, &id);
+                context.slots.warn(*why, client, &id);
                 context.resources.metrics.refused(*why);
             }
             error => log::info!(
-                status = response.status, client:% = ClientName(self.peer.address), request_id:% = id;
+                status = response.status, client:% = ClientName(client), request_id:% = id;
                 "refused: {error}"
             ),
         }

@@ -57,7 +57,8 @@ impl Framing {
         let mut fields = [httparse::EMPTY_HEADER; MOST_HEADER_FIELDS];
         let fields = parse_fields(head, &mut fields[..limits.max_header_fields])?;
         self.echo = Echo::of(&line, head, fields, limits);
-        let Head { arrived, length, expects_continue } = Head::new(head, &line, fields, limits)?;
+        let Head { arrived, length, expects_continue } =
+            Head::new(head, &line, fields, self.echo.client, limits)?;
         if length.is_some_and(|length| length > limits.max_body_bytes as u64) {
             return Err(Error::ContentTooLarge);
         }
@@ -91,7 +92,7 @@ impl Framing {
 
     /// Returns the client that a proxy says the request is of, once its head is complete.
     pub fn client(&self) -> Option<IpAddr> {
-        self.body.as_ref().and_then(|body| body.arrived.request.peer)
+        self.body.as_ref().and(self.echo.client)
     }
 
     /// Returns whether the head is complete and the body is arriving.

@@ -38,11 +38,12 @@ struct Framed<'a> {
 }
 
 impl Head {
-    /// Judges the fields of a head. `bytes` is all of it, `line` its request line.
+    /// Judges the fields of a head. `bytes` is all of it, `line` its request line, `client` the one that it names.
     pub fn new(
         bytes: &[u8],
         line: &RequestLine,
         fields: &[httparse::Header],
+        client: Option<IpAddr>,
         limits: &Limits,
     ) -> Result<Head, Error> {
         let http10 = line.http10;
@@ -70,7 +71,7 @@ impl Head {
         } else {
             Persistence::KeepAlive(reliable_seconds(limits.idle_timeout))
         };
-        let request = request(bytes, line, forwarded::client(fields, &limits.trusted_proxies));
+        let request = request(bytes, line, client);
         Ok(Head {
             arrived: Arrived { request, persistence },
             length: (!is_chunked).then(|| length.unwrap_or(0)),
@@ -137,7 +138,7 @@ pub fn parse_fields<'a>(
     }
 }
 
-/// The values that an answer takes from the head of its request, even if it is refused.
+/// The values that an answer, and the line of the log about it, take from the head of a request, even if it is refused.
 #[derive(Default)]
 pub struct Echo {
     /// The id that the client gives its request.
@@ -146,6 +147,8 @@ pub struct Echo {
     pub cors: Cors,
     /// HEAD, as far as can be told: the answer has no body.
     pub head_only: bool,
+    /// The client that a proxy names; only to be believed of a trusted one.
+    pub client: Option<IpAddr>,
 }
 
 impl Echo {
@@ -154,7 +157,8 @@ impl Echo {
         let named = fields.iter().map(|field| (field.name, field.value));
         let method = line.method(bytes);
         let cors = Cors::judge(&limits.allowed_origins, method == b"OPTIONS", named);
-        Echo { id: request_id(fields), cors, head_only: method == b"HEAD" }
+        let client = forwarded::client(fields, &limits.trusted_proxies);
+        Echo { id: request_id(fields), cors, head_only: method == b"HEAD", client }
     }
 }
 
