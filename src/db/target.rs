@@ -147,14 +147,11 @@ impl Target {
             }
         }
         // These are shown. A `;` that separates parameters elsewhere is a part of the value here.
-        let hides_password = |name: &str, value: &str| {
-            let value = value.to_ascii_lowercase();
-            is_in(name, "host user dbname") && ["password=", "pwd="].iter().any(|text| value.contains(text))
-        };
-        if given.iter().any(|(name, value)| hides_password(name, value)) {
-            return Err("a host, user or database holds another parameter: separate them by white space, \
-                        in a URL by '&'"
-                .to_owned());
+        let is_more = |value: &str| ["password=", "pwd=", "://"].iter().any(|text| value.contains(text));
+        let mut shown = given.iter().filter(|(name, _)| is_in(name, "host user dbname"));
+        if shown.any(|(_, value)| is_more(&value.to_ascii_lowercase())) {
+            let way = "separate parameters by spaces, in a URL by '&'";
+            return Err(format!("a host, user or database holds a URL or a parameter: {way}"));
         }
         // libpq takes an empty value for none, except for one of a few words.
         let words = "sslmode channel_binding target_session_attrs load_balance_hosts sslnegotiation";
@@ -664,6 +661,7 @@ mod tests {
             "host=h dbname=d;Password=secret",
             "postgres://u@h/d;password=secret",
             "postgres://u@h/d&password=secret",
+            "host=h dbname=postgres://u:secret@h/d",
         ] {
             let line = format!("{:?} {}", Target::parse(text, Some("u")), shown(text));
             assert!(!line.contains("secret"), "{text}: {line}");
