@@ -57,8 +57,14 @@ impl Budget {
     /// Reserves memory for a hash or a large answer, before any work that comes later. Blocks until there is enough;
     /// `None` if that, or the turn of others before, takes longer than until the deadline.
     pub fn reserve(&self, bytes: usize, deadline: Instant) -> Option<Reservation> {
+        let bytes = bytes.min(self.limit());
+        // A reservation that waits has its bytes counted already: one that fits beside them takes nothing from it.
+        let fits = |held: usize| Some(held + bytes).filter(|held| *held <= self.limit());
+        if self.0.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok() {
+            return Some(Reservation { budget: self.clone(), bytes });
+        }
         let _turn = self.0.turn.try_lock_until(deadline)?;
-        let reservation = self.count(bytes.min(self.limit()));
+        let reservation = self.count(bytes);
         while self.held() > self.limit() && Instant::now() < deadline {
             self.0.on_shortage.get().inspect(|report| report());
             thread::sleep(MEMORY_PAUSE);
@@ -139,6 +145,18 @@ mod tests {
         // A hash that is larger than the budget is computed alone.
         assert_eq!(budget.reserve(5000, Instant::now()).unwrap().bytes(), 1000);
         assert_eq!(budget.held(), 0);
+    }
+
+    /// A page that does not wait is refused for memory alone, and not for another reservation that is just being made.
+    #[test]
+    fn a_reservation_that_fits_needs_no_turn() {
+        let budget = Budget::new(1000);
+        let _turn = budget.0.turn.lock();
+        let fitting = budget.reserve(600, Instant::now());
+        assert_eq!((fitting.map(|held| held.bytes()), budget.held()), (Some(600), 0));
+        let _most = budget.count(600);
+        assert!(budget.reserve(600, Instant::now()).is_none());
+        assert_eq!(budget.held(), 600);
     }
 
     #[test]
