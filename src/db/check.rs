@@ -6,7 +6,9 @@ pub use super::counts::compare as compare_counts;
 use super::{
     connect::Servers,
     counts, explain,
-    migrate::{ADDED, BLOCKED, LENT, Migrations, OPEN_SCHEMAS, ROW_SECURITY, connect_migrated},
+    migrate::{
+        ADDED, BLOCKED, LENT, Migrations, OPEN_SCHEMAS, ROW_SECURITY, connect_migrated, refuse_one_session,
+    },
     session::Param,
     settings,
 };
@@ -79,7 +81,8 @@ const SEQUENCE: &str = "select pg_get_serial_sequence('users', 'id')";
 /// A line if the sequence `SEQUENCE` of ids would give new users ids that are taken.
 const BEHIND: &str = "\
     select format('the sequence of ids is at %s and the largest id is %s, so that creates fail: \
-        `select setval(%3$L, %2$s)` moves it', last_value, largest, pg_get_serial_sequence('users', 'id')) \
+        `select setval(%3$L, %4$s)` moves it', last_value, coalesce(largest::text, 'none'), \
+        pg_get_serial_sequence('users', 'id'), coalesce(largest, bigint '1')) \
     from SEQUENCE, (select max(id) as largest from users) as ids \
     where largest > last_value or largest = last_value and not is_called \
         or last_value = bigint '9223372036854775807'";
@@ -221,6 +224,9 @@ fn examine(config: &Config, with_counts: bool, findings: &mut Vec<Finding>) -> R
     let mut lines = if migrates { rows(client, BLOCKED, &[])? } else { Vec::new() };
     lines.extend(rows(client, MISSING_RIGHTS, &[(&migrates, Type::BOOL)])?);
     add(findings, "privileges", Some("the role may do all that is needed"), lines);
+    if migrates {
+        refuse_one_session(&servers, client).map_err(|line| ("migrations", line))?;
+    }
     if lacking?.is_some() {
         return Ok(());
     }

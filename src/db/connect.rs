@@ -157,16 +157,23 @@ impl Servers {
         const PAUSE: Duration = Duration::from_millis(500);
         const NO_BOUNDS: &str = "set statement_timeout = 0; set lock_timeout = 0";
         let deadline = Instant::now() + self.connect_timeout();
+        let mut error = ConnectError::Silent;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let error = match self.open(NO_BOUNDS, None, left) {
+            match self.open(NO_BOUNDS, None, left) {
                 Ok(client) if self.prepared.get().is_some() => return Ok(client),
                 Ok(mut client) => {
                     let _ = self.prepared.set(!self.lends(&mut client));
+                    if !self.prepared() || client.batch_execute(&format!("{SEARCH_PATH}{NO_BOUNDS}")).is_ok()
+                    {
+                        return Ok(client);
+                    }
                     continue;
                 }
-                Err(error) => error,
-            };
+                // The last try has too little time for an answer: the one before it has the cause.
+                Err(ConnectError::Silent) if left < CONNECT_TIMEOUT => {}
+                Err(refusal) => error = refusal,
+            }
             let is_final = matches!(&error, ConnectError::Refused(error) if is_final(error));
             if is_final || Instant::now() + PAUSE > deadline {
                 return Err(StartError::Database(format!("{error}; tried {}", self.target)));

@@ -6,7 +6,7 @@ use super::{
     sqlstate::{is_missing, is_of_other_columns},
 };
 use crate::{config::ConfigError, error::StartError};
-use postgres::{Client, Row, types::Type};
+use postgres::{Client, Row, Transaction, types::Type};
 use refinery::{Migration, Runner};
 use std::{collections::BTreeSet, mem, path::Path, sync::Arc, thread, time::Duration};
 
@@ -21,6 +21,8 @@ const LOCK: i64 = 0x0075_7365_7264;
 pub(super) const LENT: &str = "a pooler lends its sessions for one transaction each";
 
 const TWO_SESSIONS: &str = "migrations need two sessions at once (default_pool_size of PgBouncer)";
+
+const TRANSACTIONS: &str = "migrations need transactions (pool_mode of PgBouncer)";
 
 /// The pause between two tries to get the lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(200);
@@ -51,12 +53,18 @@ pub(super) const BLOCKED: &str = "\
         current_schema(), current_user) \
     where not has_schema_privilege(current_schema()::text, 'CREATE') \
     union all \
-    select format('the role may not create tables in its schema, as its search_path has none (3F000): ' || case when nspname is null \
-        then '`create schema %I authorization %I`' else '`grant usage, create on schema %I to %I`' end, name, current_user) \
-    from substring(current_setting('search_path') from '^(\"([^\"]|\"\")+\"|[^\",]+)') as path, \
-        lateral (select coalesce(nullif((parse_ident(path, true))[1], '$user'), current_user::text) as name) as first \
-        left join pg_namespace on nspname::text = name \
-    where current_schema() is null and path is not null";
+    (select format('the role may not create tables in its schema, as its search_path has none (3F000): ' || \
+        case when nspname is null then '`create schema %I authorization %I`' \
+            when exists (select from pg_class where relnamespace = n.oid and relname = 'refinery_schema_history') \
+            then '`grant usage on schema %I to %I`' else '`grant usage, create on schema %I to %I`' end, name, current_user) \
+    from regexp_matches(current_setting('search_path'), '\"((?:[^\"]|\"\")+)\"|([^\",\\s]+)', 'g') with ordinality as path (parts, position), \
+        lateral (select coalesce(nullif(coalesce(replace(parts[1], '\"\"', '\"'), lower(parts[2])), '$user'), current_user::text) as name) as named \
+        left join pg_namespace n on nspname::text = name \
+    where current_schema() is null order by nspname is null, position limit 1) \
+    union all \
+    select format('the role may not create tables, as its search_path is empty (3F000): \
+        `alter role %I in database %I set search_path = \"$user\", public`', current_user, current_database()) \
+    where current_setting('search_path') in ('', '\"\"')";
 
 /// Columns and rules of another program that fail creates, with the ways out. A rule that another program needs stays if
 /// userd goes into another schema.
@@ -201,8 +209,9 @@ impl Migrations {
     /// Warns of what makes a service unsafe or fails its requests.
     pub fn bring_up(&self, servers: &Arc<Servers>, may: bool) -> Result<Vec<String>, StartError> {
         let mut client = servers.connect_for_long()?;
-        warn(servers, &mut client);
-        match self.missing(&mut client).map_err(StartError::Migration)? {
+        let missing = self.missing(&mut client);
+        warn(servers, &mut client, missing.is_ok());
+        match missing.map_err(StartError::Migration)? {
             None => Ok(Vec::new()),
             Some(missing) if !may => Err(StartError::NotMigrated(missing)),
             Some(_) => {
@@ -210,10 +219,7 @@ impl Migrations {
                 if !blocked.is_empty() {
                     return Err(StartError::Migration(blocked.join("; ")));
                 }
-                let locker = servers.connect_for_long().map_err(|error| match error {
-                    StartError::Database(line) => StartError::Database(format!("{line}; {TWO_SESSIONS}")),
-                    error => error,
-                })?;
+                let locker = second_session(servers)?;
                 self.apply(client, locker, servers.connect_timeout()).map_err(StartError::Migration)
             }
         }
@@ -227,7 +233,7 @@ impl Migrations {
     /// pooler may lend to other clients.
     pub fn apply(
         &self,
-        mut client: Client,
+        client: Client,
         mut locker: Client,
         connect_timeout: Duration,
     ) -> Result<Vec<String>, String> {
@@ -236,7 +242,7 @@ impl Migrations {
         let no_bound = "set local idle_in_transaction_session_timeout = 0";
         let mut is_waiting = false;
         let lock = loop {
-            let mut lock = locker.transaction().map_err(line)?;
+            let mut lock = begin(&mut locker)?;
             lock.batch_execute(no_bound).map_err(line)?;
             let row = lock.query_typed_one(&format!("select pg_try_advisory_xact_lock({LOCK})"), &[]);
             if row.map_err(line)?.get(0) {
@@ -249,10 +255,7 @@ impl Migrations {
             }
             thread::sleep(LOCK_PAUSE);
         };
-        let answer = move || client.batch_execute("select 1").map(|()| client);
-        let answered = within(connect_timeout, &Arc::default(), answer).map_err(|error| error.to_string());
-        let answered = answered.and_then(|answered| answered.map_err(line));
-        let mut client = answered.map_err(|error| format!("{error}; {TWO_SESSIONS}"))?;
+        let mut client = answering(client, connect_timeout)?;
         let runner = Runner::new(&self.0).set_grouped(true);
         let report = runner.run(&mut client).map_err(|error| explain(&error))?;
         for migration in report.applied_migrations() {
@@ -261,6 +264,33 @@ impl Migrations {
         lock.rollback().map_err(line)?;
         Ok(report.applied_migrations().iter().map(ToString::to_string).collect())
     }
+}
+
+/// Looks if migrations could have two sessions at once, and transactions, which some poolers do not give. The error is one line.
+#[cfg(feature = "command")]
+pub(super) fn refuse_one_session(servers: &Servers, client: &mut Client) -> Result<(), String> {
+    let other = second_session(servers).map_err(|error| error.to_string())?;
+    let _lock = begin(client)?;
+    answering(other, servers.connect_timeout()).map(drop)
+}
+
+fn second_session(servers: &Servers) -> Result<Client, StartError> {
+    servers.connect_for_long().map_err(|error| match error {
+        StartError::Database(line) => StartError::Database(format!("{line}; {TWO_SESSIONS}")),
+        error => error,
+    })
+}
+
+fn begin(client: &mut Client) -> Result<Transaction<'_>, String> {
+    client.transaction().map_err(|error| format!("{}; {TRANSACTIONS}", explain(&error)))
+}
+
+/// Returns the session, which has to answer within this time while another one has a transaction.
+fn answering(mut client: Client, longest: Duration) -> Result<Client, String> {
+    let answer = move || client.batch_execute("select 1").map(|()| client);
+    let answered = within(longest, &Arc::default(), answer).map_err(|error| error.to_string());
+    let answered = answered.and_then(|answered| answered.map_err(|error| explain(&error)));
+    answered.map_err(|error| format!("{error}; {TWO_SESSIONS}"))
 }
 
 /// Returns a session of a database that has all migrations; see [`Servers::connect_for_long`].
@@ -325,8 +355,10 @@ fn refuse_names_of_another_program(client: &mut Client, names: &[&str]) -> Resul
 }
 
 /// Warns of what makes a service unsafe or fails its requests; once of a pooler, with the settings that the role lacks.
-fn warn(servers: &Servers, client: &mut Client) {
-    for line in [OPEN_SCHEMAS, ADDED].iter().flat_map(|sql| lines(client, sql)) {
+/// Columns and rules are another program's business if the tables are.
+fn warn(servers: &Servers, client: &mut Client, are_ours: bool) {
+    let looks: &[&str] = if are_ours { &[OPEN_SCHEMAS, ADDED] } else { &[OPEN_SCHEMAS] };
+    for line in looks.iter().flat_map(|sql| lines(client, sql)) {
         log::warn!("{line}");
     }
     if !servers.prepared() {

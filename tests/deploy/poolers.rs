@@ -149,9 +149,16 @@ fn a_pooler_in_session_mode_is_as_good_as_none() {
 #[test]
 fn a_pooler_in_statement_mode() {
     let own = database();
+    let pooled = Pooled::start(&own, "pool_mode = statement\ndefault_pool_size = 4");
+    let (code, found) = check(&pooled.url, &[]);
+    assert!(code == 1 && found.contains("migrations need transactions (pool_mode of PgBouncer)"), "{found}");
+    let (code, _, stderr) = Process::at(&pooled.url, &[]).ended();
+    assert!(
+        code == 1 && stderr.contains("migrations need transactions (pool_mode of PgBouncer)"),
+        "{stderr}"
+    );
     let direct = own.url().replace("user=postgres", "user=app");
     assert_eq!(Process::start(&["migrate"], &[("DATABASE_URL", &direct)]).ended().0, 0);
-    let pooled = Pooled::start(&own, "pool_mode = statement\ndefault_pool_size = 4");
     let mut process = Process::at(&pooled.url, &[]);
     every_verb(&process.wait_for_url(), "statement");
     process.logs("userd serves as with DB_PREPARED=false");
@@ -170,6 +177,9 @@ fn a_pooler_with_one_session() {
             last.contains("migrations need two sessions at once (default_pool_size of PgBouncer)"),
             "{last}"
         );
+        let (code, found) = check(&pooled.url, &[("DB_CONNECT_TIMEOUT", "3")]);
+        let problem = found.lines().find(|line| line.starts_with("problem  migrations: ")).expect(&found);
+        assert!(code == 1 && problem.contains("migrations need two sessions at once"), "{found}");
         let tables = "select count(*) from pg_class where relname = 'users'";
         assert_eq!(own.client().query_one(tables, &[]).unwrap().get::<_, i64>(0), 0);
     }

@@ -293,6 +293,7 @@ fn keys_that_have_expired_go_whatever_is_created() {
 fn start_of(url: &str) -> String {
     let (code, _, stderr) = Process::at(url, &[]).ended();
     assert_eq!(code, 1, "{stderr}");
+    assert!(!stderr.contains("alter table ") && !stderr.contains("drop rule "), "not our tables: {stderr}");
     stderr.lines().last().expect("a line").to_owned()
 }
 
@@ -302,6 +303,10 @@ fn names_of_another_program_are_told_before_a_start_meets_them() {
         ("create table credentials (id int)", "a table `credentials`"),
         ("create table user_counts (id int) partition by range (id)", "a table `user_counts`"),
         ("create view users as select 1 as id", "a view `users`"),
+        (
+            "create table users (id int, phone text not null); create rule r as on insert to users do also notify r",
+            "a table `users`",
+        ),
         (
             "create materialized view idempotency_keys as select 1 as id",
             "a materialized view `idempotency_keys`",
@@ -416,8 +421,18 @@ fn a_first_start_that_may_not_make_tables_says_how_it_may() {
             "grant create on schema \"Odd, one\" to \"ROLE\"",
         ),
         ("create schema closed", "closed, other", "grant usage, create on schema closed to \"ROLE\""),
+        (
+            "create schema \"Clo\"\"sed\"",
+            "\"$user\", \"No, schema\", \"Clo\"\"sed\"",
+            "grant usage, create on schema \"Clo\"\"sed\" to \"ROLE\"",
+        ),
         ("", "\"No \"\"such\"\"\", other", "create schema \"No \"\"such\"\"\" authorization \"ROLE\""),
         ("", "NOWHERE", "create schema nowhere authorization \"ROLE\""),
+        (
+            "alter role \"ROLE\" in database NAME set search_path = ''; grant create on schema public to \"ROLE\"",
+            "",
+            "alter role \"ROLE\" in database NAME set search_path = \"$user\", public",
+        ),
         ("", "\"$user\"", "create schema \"ROLE\" authorization \"ROLE\""),
         (
             "alter database NAME set default_transaction_read_only = on; grant create on schema public to \"ROLE\"",
@@ -453,6 +468,31 @@ fn a_first_start_that_may_not_make_tables_says_how_it_may() {
         assert_eq!(code, 0, "{remedy}: {found}");
         database.run(&of_role("begin read write; drop owned by \"ROLE\"; drop role \"ROLE\"; commit"));
     }
+}
+
+/// A role that may not enter the schema of the tables is led to these, not to a schema without users.
+#[test]
+fn a_role_that_may_not_enter_the_schema_of_the_tables() {
+    let database = Database::create();
+    let role = format!("{}_app", database.name());
+    database.run(&format!(
+        "create role {role} login; insert into users (name, email) values ('n', 'n@example.com')"
+    ));
+    let grants = Process::start(&["grants", &role], &[("DATABASE_URL", &database.url())]).ended().1;
+    database.run(&grants);
+    database.run(&format!("revoke usage on schema public from public, {role}"));
+    let url = database.url().replace("user=postgres", &format!("user={role}"));
+    let remedy = format!("grant usage on schema public to {role}");
+    let (code, found) = check_of(&database, &[("DATABASE_URL", &url)]);
+    assert!(code == 1 && found.contains(&format!("`{remedy}`")), "{found}");
+    assert!(start_of(&url).contains(&format!("`{remedy}`")));
+    database.run(&remedy);
+    assert_eq!(check_of(&database, &[("DATABASE_URL", &url)]).0, 0);
+    check(
+        &mut Process::at(&url, &[]).client(),
+        r#"GET /users?email=n@example.com => 200 {"data":[{"id":"1",*"#,
+    );
+    database.run(&format!("begin read write; drop owned by {role}; drop role {role}; commit"));
 }
 
 /// The sequence of ids has another name, and another program's has its name.

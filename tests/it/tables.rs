@@ -27,12 +27,16 @@ fn a_check_finds_a_sequence_behind_the_ids() {
         found
     };
     assert_eq!(problem("no user, none drawn"), None);
+    let end = "select setval('users_id_seq', 9223372036854775807)";
+    database.run(end);
+    database.run(problem(end).expect(end).split('`').nth(1).unwrap());
+    assert_eq!(problem("no user, mended"), None);
+    database.run("alter sequence users_id_seq restart");
     database
         .run("insert into users (name, email) select 'n', i || '@example.com' from generate_series(1, 20) i");
     assert_eq!(problem("as it should be"), None);
     database.run("alter sequence users_id_seq restart with 21");
     assert_eq!(problem("the next one is free"), None);
-    let end = "select setval('users_id_seq', 9223372036854775807)";
     database.run(end);
     database.run(problem(end).expect(end).split('`').nth(1).unwrap());
     assert_eq!(problem("mended"), None);
