@@ -4,7 +4,7 @@
 use super::{
     Format, Mapping, TransferError,
     read::{Record, read, unreadable},
-    rules::{Accepted, Rules},
+    rules::{Accepted, Presence, Rules},
 };
 use crate::{
     config::Config,
@@ -127,19 +127,22 @@ pub fn import(
             on_progress(Progress::Checked(records));
             Ok::<_, TransferError>(())
         };
-        let mut unseen = None;
+        let mut mapped = None;
         let unit = read(input, &rules, &mut |record| {
             if let Ok(object) = &record.members {
-                let unseen = unseen.get_or_insert_with(|| rules.mapped());
-                unseen.retain(|path| !rules.has(object, path));
+                for (path, presence) in mapped.get_or_insert_with(|| rules.mapped()) {
+                    if *presence < Presence::There {
+                        *presence = rules.presence(object, path).max(*presence);
+                    }
+                }
             }
             batch.push(record);
             if batch.len() < BATCH * cores { Ok(()) } else { check(mem::take(&mut batch)) }
         })?;
         check(batch)?;
         imported.unit = unit;
-        match unseen.and_then(|unseen| unseen.into_iter().next()) {
-            Some(path) => Err(unreadable(format!("no user has {path}, which --map names"))),
+        match mapped.into_iter().flatten().find(|(_, presence)| !presence.may_be()) {
+            Some((path, _)) => Err(unreadable(format!("no user has {path}, which --map names"))),
             None => Ok(()),
         }
     })?;

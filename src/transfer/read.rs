@@ -116,7 +116,13 @@ impl<R: BufRead> Lines<R> {
 
     /// Reads CSV. The number of a row is that of its first line.
     fn rows(mut self, first: Vec<u8>, rules: &Rules, each: &mut Each) -> Result<(), TransferError> {
-        let first = self.text(first)?;
+        let mut first = self.text(first)?;
+        // Excel reads the separator from such a line before the header.
+        if first.starts_with("sep=")
+            && let Some(header) = self.next_filled()?
+        {
+            first = self.text(header)?;
+        }
         let mut unquoted = first.split('"').step_by(2).flat_map(str::chars);
         let separator = unquoted.find(|sign| "\t;,".contains(*sign)).unwrap_or(',');
         let header = self.row(first, separator)?;
@@ -210,9 +216,10 @@ fn document(
     // The closing brackets that are still to come; and the document with a 0 for all elements of an array.
     let (mut open, mut outline, mut element) = (Vec::new(), Vec::new(), Vec::new());
     let (mut in_text, mut is_escaped, mut has_more) = (false, false, false);
-    let (mut users, mut is_of_users) = (0, level == 1);
+    let (mut users, mut is_of_users, mut has_address) = (0, level == 1, false);
     for byte in input.bytes() {
         let byte = byte?;
+        has_address |= byte == b'@';
         has_more = open.is_empty() && first_sign(&outline).is_some() && first_sign(&[byte]).is_some();
         if has_more {
             break;
@@ -263,7 +270,8 @@ fn document(
     }
     let is_empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
     let has_users = |object: &Map<String, Value>| {
-        let is_array = users > 0 || !rules.has_field(object, "name") && object.values().any(is_empty);
+        let is_none = || !has_address && !rules.has_field(object, "name") && object.values().any(is_empty);
+        let is_array = users > 0 || is_none();
         is_array && !rules.has_field(object, "email")
     };
     match serde_json::from_slice(&outline) {

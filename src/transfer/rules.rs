@@ -39,6 +39,24 @@ pub(super) struct Accepted<'a> {
     pub left_out: Vec<&'a String>,
 }
 
+/// Presence of a path in records; the greatest of several records is that of all.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Presence {
+    Missing,
+    /// The path ends in a null or an empty array: another record may have more there.
+    Possible,
+    /// The path ends in another value, so that a null in another record is no reason to believe in it.
+    Contradicted,
+    There,
+}
+
+impl Presence {
+    /// Returns whether the path is there, or may be.
+    pub fn may_be(self) -> bool {
+        matches!(self, Presence::Possible | Presence::There)
+    }
+}
+
 /// The rules of one import.
 pub(super) struct Rules<'a> {
     pub import: &'a Import,
@@ -57,7 +75,7 @@ impl Rules<'_> {
         let own = FIELDS.into_iter().filter(is_read).map(|field| (field, field.to_owned()));
         let paths: Mapping = own.chain(import.map.clone().unwrap_or_default()).collect();
         let parts = paths["name"].split('+').map(|part| part.trim().to_owned());
-        let parts = if paths["name"].contains('+') { parts.collect() } else { vec![] };
+        let parts = parts.filter(|part| !part.is_empty() && paths["name"].contains('+')).collect();
         let validation = BodySchemas::new(config.schema, Mode::Declarative);
         let hasher = Hasher::new(config.password_hashing);
         Rules { import, validation, hasher, paths, parts }
@@ -69,30 +87,37 @@ impl Rules<'_> {
     }
 
     /// Returns the paths that the mapping names, each of which some record has to have.
-    pub fn mapped(&self) -> Vec<&String> {
+    pub fn mapped(&self) -> Vec<(&String, Presence)> {
         let map = self.import.map.iter().flatten();
         let paths = map.filter(|(field, _)| **field != "name" || self.parts.is_empty());
-        paths.map(|(_, path)| path).chain(&self.parts).collect()
+        let paths = paths.map(|(_, path)| path).chain(&self.parts);
+        paths.map(|path| (path, Presence::Missing)).collect()
     }
 
-    /// Returns whether a record has a path. A path to a null or into an empty array counts, as other records may have more
-    /// there; and so does a part of a name, if a member has the whole text.
-    pub fn has(&self, object: &Map<String, Value>, path: &str) -> bool {
-        let may_have = |at: usize| match member(object, &path[..at]) {
-            Some(Value::Array(elements)) => {
-                elements.is_empty() && path[at + 1..].starts_with(char::is_numeric)
+    /// Returns whether a record has a path. A part of a name is there if a member has the whole text.
+    pub fn presence(&self, object: &Map<String, Value>, path: &str) -> Presence {
+        let is_part = |text| self.parts.iter().any(|part| part == text);
+        if member(object, path).is_some() || is_part(path) && member(object, &self.paths["name"]).is_some() {
+            return Presence::There;
+        }
+        let ends = path.match_indices('.').map(|(at, _)| at);
+        let found = ends.filter_map(|at| Some((at, member(object, &path[..at])?))).next_back();
+        match found {
+            None => Presence::Missing,
+            Some((_, Value::Null)) => Presence::Possible,
+            Some((at, Value::Array(elements)))
+                if elements.is_empty() && path[at + 1..].starts_with(char::is_numeric) =>
+            {
+                Presence::Possible
             }
-            value => value.is_some_and(Value::is_null),
-        };
-        member(object, path).is_some()
-            || path.match_indices('.').any(|(at, _)| may_have(at))
-            || self.parts.iter().any(|part| part == path) && member(object, &self.paths["name"]).is_some()
+            Some(_) => Presence::Contradicted,
+        }
     }
 
     /// Returns whether an object has the field of a user.
     pub fn has_field(&self, object: &Map<String, Value>, field: &str) -> bool {
         let parts = if field == "name" { &self.parts[..] } else { &[] };
-        parts.iter().chain(self.paths.get(field)).any(|path| self.has(object, path))
+        parts.iter().chain(self.paths.get(field)).any(|path| self.presence(object, path).may_be())
     }
 
     /// Returns whether a stream that begins with this line is one array, or one object with an array in it.

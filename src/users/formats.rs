@@ -31,11 +31,13 @@ const OTHER_LENGTHS: &str =
 const SCHEMES: [&str; 6] = ["bcrypt", "argon2", "argon2i", "argon2id", "crypt", "blf-crypt"];
 
 /// Beginnings of hashes that are not verified.
-const OTHER_KINDS: [&str; 7] = ["$argon2", "$1$", "$5$", "$6$", "$y$", "$2x$", "$S$"];
+const OTHER_KINDS: [&str; 10] =
+    ["$argon2", "$1$", "$5$", "$6$", "$y$", "$2x$", "$S$", "bcrypt_sha256$", "sha1$", "md5$"];
 
 /// Returns whether a text is a hash and no password that a person chose.
 pub fn is_hash(text: &str) -> bool {
     const SHORTEST: usize = "$P$".len() + 31;
+    let text = text.trim();
     let is_known =
         || canonical(text.into()).is_ok_and(|hash| HashFormat::parse(&hash).err() != Some(UNKNOWN));
     // Dovecot writes {SHA512-CRYPT} before a hash.
@@ -178,6 +180,7 @@ pub(super) fn canonical(value: Value) -> Result<String, &'static str> {
     let Value::String(text) = value else {
         return keycloak(&value).ok_or("must be a string, or a credential of Keycloak");
     };
+    let text = text.trim();
     let named = text.strip_prefix('{').and_then(|text| text.split_once('}'));
     // Spring writes `{argon2@SpringSecurity_v5_8}`.
     let is_known = |name: &str| {
@@ -185,7 +188,7 @@ pub(super) fn canonical(value: Value) -> Result<String, &'static str> {
             .iter()
             .any(|scheme| name.split('@').next().is_some_and(|name| name.eq_ignore_ascii_case(scheme)))
     };
-    let text = named.filter(|(name, _)| is_known(name)).map_or(&*text, |(_, hash)| hash);
+    let text = named.filter(|(name, _)| is_known(name)).map_or(text, |(_, hash)| hash);
     if let Some(hash) = of_python(text) {
         return Ok(hash);
     }

@@ -244,13 +244,15 @@ const OTHER_SYSTEMS: &str = r#"
 {"_id":{"$oid":"60425dc43519d90068f82972"},"email":"b@x.org","passwordHash":"$2bBCRYPT"}
 {"_id":{"$oid":"60425dc43519d90068f82973"},"email":"c@x.org","passwordHash":"$2bBCRYPT","blocked":true}
 {"_id":{"$oid":"60425dc43519d90068f82974"},"email":null,"passwordHash":"$2bBCRYPT"}
+{"_id":"own-id","email":"e@x.org","passwordHash":"$2bBCRYPT"}
 -- auth0-users.ndjson
 {"user_id":"auth0|60425dc43519d90068f82971","email":"a@x.org","name":"Ada","blocked":false}
 {"user_id":"auth0|60425dc43519d90068f82972","email":"b@x.org","name":"","blocked":true}
 {"user_id":"auth0|60425dc43519d90068f82974"}
+{"user_id":"auth0|own-id","email":"e@x.org","name":"Eve","blocked":true}
 {"user_id":"google-oauth2|1","email":"d@x.org","name":"Dan"}
 {"user_id":"sms|2","name":"+49"}
-=> Ada a@x.org yes | b@x.org b@x.org | c@x.org c@x.org | Dan d@x.org
+=> Ada a@x.org yes | b@x.org b@x.org | c@x.org c@x.org | Dan d@x.org | Eve e@x.org
 
 == Firebase
 -- firebase.json
@@ -269,8 +271,10 @@ const OTHER_SYSTEMS: &str = r#"
 {"username":"b","enabled":false,"firstName":"Mia","email":"b@x.org","credentials":[
   {"type":"password","secretData":"{\"value\":\"SHA512\",\"salt\":\"c2FsdHNhbHRzYWx0\"}","credentialData":"{\"hashIterations\":1000,\"algorithm\":\"pbkdf2-sha512\"}"}]},
 {"username":"c","enabled":true,"email":"c@x.org","lastName":" ","credentials":[]},
-{"username":"d","enabled":true,"email":"d@x.org","lastName":"Dee","federationLink":"ldap"},
+{"username":"d","enabled":true,"email":"d@x.org","lastName":"Dee","federationLink":"ldap","credentials":[
+  {"type":"password","secretData":"{\"value\":\"SHA512\",\"salt\":\"c2FsdHNhbHRzYWx0\"}","credentialData":"{\"hashIterations\":1000,\"algorithm\":\"pbkdf2-sha512\"}"}]},
 {"username":"service-account-shop","enabled":true,"serviceAccountClientId":"shop"},
+{"username":"service-account-till","enabled":true,"email":"service-account-till@placeholder.org","serviceAccountClientId":"till"},
 {"username":"f","enabled":true,"email":"","firstName":"No"}],"roles":{}}
 => Ada Lovelace a@x.org yes | Mia b@x.org | c@x.org c@x.org | Dee d@x.org
 

@@ -83,6 +83,7 @@ BOM\nname,email\nn,a@x.org\n ⇒ ⇒ imported: 1 ⇒ a@x.org
 name;email\na;a@x.org\n ⇒ ⇒ imported: 1 ⇒ a@x.org
 "Name";"E"\na;a@x.org\n ⇒ --map=email=e ⇒ imported: 1 ⇒ a@x.org
 name\temail\na;b,c\ta@x.org\n5" x\tb@x.org\r\n ⇒ ⇒ imported: 2 ⇒ a@x.org b@x.org
+sep=;\r\nname;email\r\na,b;a@x.org\r\n ⇒ ⇒ imported: 1 ⇒ a@x.org
 BOM NAME ,NBSPEmailNBSP\na,NBSPa@x.org NBSP\n ⇒ ⇒ imported: 1 ⇒ a@x.org
 name,email,\na,a@x.org,\n,,\n , ,NBSP\nb,b@x.org,\n ⇒ ⇒ imported: 2 ⇒ a@x.org b@x.org
 name,email\r\n"",a@x.org\r\n"a\r\n""b""",b@x.org\r\n ⇒ ⇒ imported: 2 ⇒ a@x.org b@x.org
@@ -123,6 +124,10 @@ FIELDS,"p":{"x":1}}\n{"name":"b","email":"b@x.org"} ⇒ --map=createdAt=p.create
 FIELDS,"c":[]}\n{"name":"b","email":"b@x.org","c":null,"t":null} ⇒ --map=passwordHash=c.0,createdAt=t ⇒ imported: 2 ⇒ a@x.org b@x.org
 FIELDS,"c":[]}\n{"name":"b","email":"b@x.org"} ⇒ --map=passwordHash=c.hash ⇒ no user has c.hash, which ⇒
 FIELDS,"c":[7]}\n{"name":"b","email":"b@x.org"} ⇒ --map=passwordHash=c.1 ⇒ no user has c.1, which ⇒
+FIELDS,"p":null}\n{"name":"b","email":"b@x.org","p":{"hash":"x"}} ⇒ --map=passwordHash=p.hsh ⇒ no user has p.hsh, which ⇒
+FIELDS,"c":[]}\n{"name":"b","email":"b@x.org","c":["x"]} ⇒ --map=passwordHash=c.1 ⇒ no user has c.1, which ⇒
+FIELDS,"p":null} ⇒ --map=passwordHash=p.hash ⇒ imported: 1 ⇒ a@x.org
+name,email,password\na,a@x.org,\nb,b@x.org,x\n ⇒ --map=passwordHash=password.hash ⇒ no user has password.hash, which ⇒
 [] ⇒ --map=passwordHash=pasword ⇒ imported: 0 ⇒
 name,email\n ⇒ --map=passwordHash=pasword ⇒ imported: 0 ⇒
 {"email":7} ⇒ --map=passwordHash=email --skip-invalid ⇒ imported: 0, existing: 0, refused: 1 ⇒
@@ -135,6 +140,10 @@ USER ⇒ --map=name=a,name=b ⇒ userd: --map must be FIELD=MEMBER,…, each FIE
 {"users":[]} ⇒ ⇒ imported: 0, existing: 0, refused: 0 ⇒
 {\n  "version": [1],\n  "users": [\n  ]\n}\n ⇒ ⇒ imported: 0 ⇒
 {"ids":[1,2]} ⇒ ⇒ it is an object without an array of users ⇒
+{"errors":[],"data":{"users":[USER]}} ⇒ --skip-invalid ⇒ it is an object without an array of users ⇒
+{"users":{"1":USER},"roles":[]} ⇒ ⇒ it is an object without an array of users ⇒
+{"users":[["a","a@x.org"]],"errors":[]} ⇒ ⇒ it is an object without an array of users ⇒
+{"users":[],"roles":["a"],"meta":{"page":{"total":0}}} ⇒ ⇒ imported: 0 ⇒
 {\n"name":"a","email":"a@x.org","tags":[]} ⇒ ⇒ it is an object without an array of users ⇒
 {\n"name":"a",\n"tags":[]} ⇒ ⇒ it is an object without an array of users ⇒
 {\n"name":"a","email":"a@x.org","friends":[{"name":"b","email":"b@x.org"}]} ⇒ --skip-invalid ⇒ it is an object without an array of users ⇒
@@ -262,6 +271,7 @@ fn names_of_parts() {
     let rows = [
         (csv, "name=First Name+Last Name", "Ada Lovelace|Bob|c@x.org"),
         (whole, "name=First+Last", "Ada B"),
+        (csv, "name=First Name+", "Ada|Bob|c@x.org"),
         (json, "name=f+p.l", "Ada Lovelace|b@x.org|Cee|Whole"),
         (
             csv,
