@@ -16,7 +16,7 @@ const SSL_IS_OFF: &str = "has no effect: TLS to the database is on with the exac
 /// Returns the configuration that the variables and `--migrate` make.
 pub fn config(given: &Given) -> Result<Config, ConfigError> {
     let mut config = Config::from_vars(lookup(given))?;
-    let user = nix::unistd::User::from_uid(nix::unistd::Uid::effective()).ok().flatten();
+    let user = userd::private_postgres::User::with_uid(nix::unistd::Uid::effective().as_raw());
     config.find_pooler = lookup(given)("DB_PREPARED").is_none();
     config.os_user = user.map(|user| user.name);
     config.migrate = given.value("--migrate").is_none_or(|value| value == "on");

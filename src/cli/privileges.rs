@@ -1,8 +1,8 @@
 //! The end of root's privileges: the process becomes the user that its PostgreSQL runs as.
 
-use nix::unistd::{Gid, Uid, User, setgid, setgroups, setuid};
+use nix::unistd::{Gid, Uid, setgid, setgroups, setuid};
 use std::io;
-use userd::private_postgres::Account;
+use userd::private_postgres::{Account, User};
 
 /// Makes a process of root this account's for good, with all its threads. After an error the process must end: its rights
 /// are not known.
@@ -10,8 +10,8 @@ pub fn give_up(account: &Account) -> io::Result<()> {
     let Some((uid, gid)) = account.instead_of_root() else {
         return Ok(());
     };
+    let name = User::with_uid(uid).map_or_else(|| uid.to_string(), |user| user.name);
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
-    let name = User::from_uid(uid)?.map(|user| user.name).unwrap_or_default();
     let failed = |error| io::Error::other(format!("root cannot become user {name}: {error}"));
     // The C library's functions change every thread; the system calls change one. Further groups of the account are left
     // out: `initgroups` asks NSS modules, which a static binary cannot load.

@@ -1,9 +1,9 @@
 //! The account that PostgreSQL runs as: never root, which it refuses. Owns what that account may enter and what
 //! belongs to it. Knows nothing of clusters.
 
-use super::{ClusterError, Result};
+use super::{ClusterError, Result, User};
 use nix::libc::{O_NOFOLLOW, O_NONBLOCK};
-use nix::unistd::{Gid, Uid, User};
+use nix::unistd::{Gid, Uid};
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown, lchown};
 use std::os::unix::process::CommandExt;
@@ -27,19 +27,18 @@ impl Account {
     /// # Errors
     /// The process is root's, and there is no such user.
     pub fn find(durable: bool) -> Result<Account> {
-        let account = |uid: Uid, gid: Gid| Account { uid: uid.as_raw(), gid: gid.as_raw() };
         if !Uid::effective().is_root() {
-            return Ok(account(Uid::effective(), Gid::effective()));
+            return Ok(Account { uid: Uid::effective().as_raw(), gid: Gid::effective().as_raw() });
         }
         let names: &[&str] = if durable { &["postgres"] } else { &["postgres", "nobody"] };
-        let user = names.iter().find_map(|name| User::from_name(name).ok().flatten());
+        let user = names.iter().find_map(|name| User::with_name(name));
         let user = user.ok_or_else(|| {
             ClusterError::new(
                 "PostgreSQL refuses to run as root, and there is no user postgres to run it: \
                  create one (useradd --system postgres), or start userd as another user",
             )
         })?;
-        account(user.uid, user.gid).checked()
+        Account { uid: user.uid, gid: user.gid }.checked()
     }
 
     /// Checks that root can become this account.
@@ -59,8 +58,7 @@ impl Account {
     pub(super) fn owner_of(dir: &Path) -> Result<Account> {
         let found = fs::metadata(dir).ok().filter(|found| Uid::effective().is_root() && found.uid() != 0);
         let Some(found) = found else { return Account::find(true) };
-        let user = User::from_uid(Uid::from_raw(found.uid())).ok().flatten();
-        let gid = user.map_or(found.gid(), |user| user.gid.as_raw());
+        let gid = User::with_uid(found.uid()).map_or(found.gid(), |user| user.gid);
         Account { uid: found.uid(), gid }.checked()
     }
 
@@ -159,6 +157,5 @@ impl Account {
 
 /// Returns the name of a user, or its number if it has none.
 fn name(uid: u32) -> String {
-    let user = User::from_uid(Uid::from_raw(uid)).ok().flatten();
-    user.map_or_else(|| uid.to_string(), |user| user.name)
+    User::with_uid(uid).map_or_else(|| uid.to_string(), |user| user.name)
 }

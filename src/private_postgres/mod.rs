@@ -14,6 +14,7 @@ mod initdb;
 mod programs;
 mod server;
 mod shared;
+mod user;
 
 use directory::ClusterDir;
 use postgres::{Client, Config, NoTls};
@@ -22,6 +23,7 @@ use std::{io, path::Path, result, time::Duration};
 pub use account::Account;
 pub use cluster::{Cluster, check};
 pub use shared::Shared;
+pub use user::User;
 
 /// Bound on a start: recovery after a crash replays the log, `initdb` syncs files.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
