@@ -82,11 +82,9 @@ impl EventLoop {
         // A write waits for tiny_http's thread alone, which waits for nothing: each slot is in one ticket at most.
         private.set_nonblocking(false)?;
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC)?;
-        let files = [(listener.socket.as_raw_fd(), LISTENER), (private.as_raw_fd(), PRIVATE)];
-        for (fd, token) in files.into_iter().chain([(timer.as_fd().as_raw_fd(), TIMER)]) {
-            poll.registry().register(&mut SourceFd(&fd), token, Interest::READABLE)?;
-        }
-        let free = (0..slots.len() as u32).rev().collect();
+        register(&poll, &listener.socket, LISTENER)?;
+        register(&poll, &private, PRIVATE)?;
+        register(&poll, &timer.as_fd(), TIMER)?;
         let context = Context {
             now: Instant::now(),
             slots: slots.clone(),
@@ -98,13 +96,13 @@ impl EventLoop {
         };
         Ok(EventLoop {
             context,
-            slots,
             listener: Some(listener),
             private,
             passed: Vec::new(),
             admitted: 0,
             opened: 0,
-            free,
+            free: (0..slots.len() as u32).rev().collect(),
+            slots,
             requeued: Vec::new(),
             accept_at: None,
             sweep_at: None,
@@ -311,6 +309,10 @@ impl EventLoop {
             });
         }
     }
+}
+
+fn register(poll: &Poll, file: &impl AsRawFd, token: Token) -> io::Result<()> {
+    poll.registry().register(&mut SourceFd(&file.as_raw_fd()), token, Interest::READABLE)
 }
 
 fn scratch() -> Box<[u8]> {

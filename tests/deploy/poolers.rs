@@ -1,4 +1,4 @@
-//! PgBouncer between userd and its database, in each of its modes, and nobody who has told userd of it.
+//! PgBouncer between userd and its database, in each of its modes. No setting tells userd of it.
 
 use crate::{
     program, serve,

@@ -186,7 +186,7 @@ fn a_server_that_was_silent_is_found_again() {
     eventually(LONG, "it is ready", || client.get("/readyz").status == 200);
 }
 
-/// PostgreSQL that asks the role `app` for its password, and nobody else.
+/// PostgreSQL that asks the role `app` for its password, and no other role.
 fn with_a_password(password: &str) -> Own {
     let own = Own::start();
     own.run(&format!("create role app login password '{password}'; create schema userd authorization app"));
