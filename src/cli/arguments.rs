@@ -31,6 +31,12 @@ pub struct Given {
 impl Given {
     /// Parses the name of the program and the arguments. `None` if they ask for the help or the version, which is printed.
     pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Option<Given>, Failure> {
+        let arguments: Vec<OsString> = arguments.collect();
+        if arguments.iter().any(|argument| is_connection_string(&argument.to_string_lossy())) {
+            return Err(Failure::usage(
+                "no argument is a connection string: DATABASE_URL names the database",
+            ));
+        }
         let mut matches = match command().try_get_matches_from(arguments) {
             Ok(matches) => matches,
             Err(error) if !error.use_stderr() => return print(manual::with_settings(&error)).map(|()| None),
@@ -111,6 +117,13 @@ pub fn format_of(file: &Path) -> Option<Format> {
     is_csv.then_some(Format::Csv)
 }
 
+/// Returns whether an argument is the address of a database, which no error may repeat: it can have a password.
+fn is_connection_string(argument: &str) -> bool {
+    let (scheme, rest) = argument.split_once("://").unwrap_or_default();
+    let has_user = rest.split([',', ' ']).next().is_some_and(|address| address.contains('@'));
+    has_user || scheme.contains("postgres") || argument.contains("password=") && argument.contains("host=")
+}
+
 /// Returns clap's message. A stray argument may be a secret: it is not repeated.
 fn problem(mut error: Error) -> String {
     let kind = match error.kind() {
@@ -166,6 +179,38 @@ mod tests {
             assert!(problem.ends_with("For more information, try '--help'."), "{line}: {problem}");
             assert!(!problem.to_lowercase().contains("hunter2"), "{problem}");
         }
+    }
+
+    #[test]
+    fn connection_strings_are_not_repeated() {
+        for before in [
+            "",
+            "import ",
+            "import --dry-run --map ",
+            "export ",
+            "check ",
+            "config ",
+            "config --host=",
+            "healthcheck ",
+            "healthcheck --host ",
+            "grants ",
+            "--embedded --seed=",
+            "--embedded=",
+            "--env-file=",
+            "--with-parent=",
+        ] {
+            for address in ["postgres://u:hunter2@h/d", "postgres:///?password=hunter2", "x://u:hunter2@h"] {
+                let problem = parse(&format!("{before}{address}")).err().expect(before);
+                assert!(
+                    problem.contains("DATABASE_URL") && !problem.contains("hunter2"),
+                    "{before}: {problem}"
+                );
+            }
+        }
+        let words = ["userd", "import", "host=h password=hunter2"].map(OsString::from);
+        let problem = Given::parse(words.into_iter()).err().expect("no file").line;
+        assert!(problem.contains("DATABASE_URL") && !problem.contains("hunter2"), "{problem}");
+        assert!(parse("import --map name=https://x.org/name,email=@email users").is_ok());
     }
 
     #[test]

@@ -442,6 +442,7 @@ mod tests {
             ("API_TOKEN_LOGIN", "a bearer"),
             ("DB_HOST", "postgres://u:hunter2@h/d"),
             ("DB_HOST", "h;password=hunter2"),
+            ("HOST", "postgres://u:hunter2@h/d"),
             ("API_TOKEN_READ", "\"a\"\r\n"),
             ("DB_PORT", "tcp://10.0.0.1:5432"),
             ("API_TOKEN_FILE", "/nowhere/at/all"),

@@ -92,10 +92,10 @@ pub(super) fn string(field: &mut String, text: Option<&str>) -> Checked {
     value(field, text, |text| Ok(without_line_end(text).to_owned()), String::clone)
 }
 
-/// A host of a database, or the directory of a socket. It is shown, and a connection string may have a password.
-pub(super) fn database_host(field: &mut String, text: Option<&str>) -> Checked {
+/// A host, or the path of a socket. It is shown, and a connection string may have a password.
+pub(super) fn host(field: &mut String, text: Option<&str>) -> Checked {
     match text {
-        Some(text) if text.contains(['@', '=']) && !text.starts_with('/') => {
+        Some(text) if text.contains(['@', '=']) && !text.starts_with('/') && !text.starts_with("unix:") => {
             Err("is not a host: a connection string goes into DATABASE_URL".to_owned())
         }
         _ => string(field, text),
