@@ -1,8 +1,8 @@
 //! States, failures, the journal and time on command: of a server in this process, and of the command.
 
 use crate::support::{
-    ADA, ADA_1, Client, Compared, GRACE, LONG, OTHER_PASSWORD, PASSWORD, TempDir, assert_no_secret, check,
-    ephemeral, eventually,
+    ADA, ADA_1, Answer, Client, Compared, GRACE, LONG, OTHER_PASSWORD, PASSWORD, TempDir, assert_no_secret,
+    check, ephemeral, eventually,
 };
 use serde_json::{Value, json};
 use std::{
@@ -145,13 +145,16 @@ fn a_reset_is_a_new_beginning() {
     }
 }
 
-#[test]
-fn a_reset_while_requests_are_in_flight() {
-    let server = Compared(TestServer::with(|config| (config.workers, config.db_pool_size) = (8, 8)));
-    let ended = AtomicBool::new(false);
-    let count = AtomicUsize::new(0);
+/// Eight clients create users, each with a key of its own, and call `then` with each answer. Meanwhile `work` is called
+/// eight times, once some users more are created.
+fn while_users_are_created(
+    server: &TestServer,
+    then: impl Fn(&mut Client, &Answer) + Sync,
+    work: impl Fn(usize),
+) {
+    let (ended, count) = (AtomicBool::new(false), AtomicUsize::new(0));
     thread::scope(|scope| {
-        // The clients end if a reset panics, too.
+        // The clients end if the work panics, too.
         let _end = SetWhenDropped(&ended);
         for _ in 0..8 {
             scope.spawn(|| {
@@ -159,22 +162,32 @@ fn a_reset_while_requests_are_in_flight() {
                 while !ended.load(Ordering::SeqCst) {
                     let n = count.fetch_add(1, Ordering::SeqCst);
                     let body = json!({"name": "User", "email": format!("{n}@example.com")}).to_string();
-                    let created =
-                        client.request("POST", "/users", &[("Idempotency-Key", &n.to_string())], body);
+                    let key = [("Idempotency-Key", &*n.to_string())];
+                    let created = client.request("POST", "/users", &key, body);
                     assert_eq!(created.status, 201, "{created:?}");
-                    let read = client.get(&format!("/users/{}", created.id()));
-                    assert!([200, 404].contains(&read.status), "{read:?}");
-                    let deleted = client.delete(&format!("/users/{}", created.id()));
-                    assert!([204, 404].contains(&deleted.status), "{deleted:?}");
-                    client.get("/users?page=1");
+                    then(&mut client, &created);
                 }
             });
         }
         for round in 1..=8 {
-            eventually(LONG, "some are created", || count.load(Ordering::SeqCst) > round * 20);
-            server.reset();
+            let begun = count.load(Ordering::SeqCst);
+            eventually(LONG, "some are created", || count.load(Ordering::SeqCst) > begun + 20);
+            work(round);
         }
     });
+}
+
+#[test]
+fn a_reset_while_requests_are_in_flight() {
+    let server = Compared(TestServer::with(|config| (config.workers, config.db_pool_size) = (8, 8)));
+    let read_and_delete = |client: &mut Client, created: &Answer| {
+        let read = client.get(&format!("/users/{}", created.id()));
+        assert!([200, 404].contains(&read.status), "{read:?}");
+        let deleted = client.delete(&format!("/users/{}", created.id()));
+        assert!([204, 404].contains(&deleted.status), "{deleted:?}");
+        client.get("/users?page=1");
+    };
+    while_users_are_created(&server, read_and_delete, |_| server.reset());
     server.reset();
     let mut client = Client::new(server.base_url());
     assert_eq!(client.get("/users").json()["total"], 0);
@@ -275,31 +288,13 @@ fn the_time_of_a_saved_state() {
 #[test]
 fn a_state_that_is_saved_while_requests_are_in_flight() {
     let server = Compared(TestServer::with(|config| (config.workers, config.db_pool_size) = (8, 8)));
-    let (ended, count) = (AtomicBool::new(false), AtomicUsize::new(0));
-    thread::scope(|scope| {
-        let _end = SetWhenDropped(&ended);
-        for _ in 0..8 {
-            scope.spawn(|| {
-                let mut client = Client::new(server.base_url());
-                while !ended.load(Ordering::SeqCst) {
-                    let n = count.fetch_add(1, Ordering::SeqCst);
-                    let body = json!({"name": "User", "email": format!("{n}@example.com")}).to_string();
-                    let key = format!("key-{n}");
-                    let created = client.request("POST", "/users", &[("Idempotency-Key", &key)], body);
-                    assert_eq!(created.status, 201, "{created:?}");
-                }
-            });
-        }
-        for round in 1..=8 {
-            let begun = count.load(Ordering::SeqCst);
-            eventually(LONG, "some are created", || count.load(Ordering::SeqCst) > begun + 20);
-            // Two threads at once.
-            thread::scope(|saves| {
-                saves.spawn(|| server.save("same"));
-                saves.spawn(|| server.save(&format!("round_{round}")));
-            });
-        }
-    });
+    let save_twice_at_once = |round| {
+        thread::scope(|saves| {
+            saves.spawn(|| server.save("same"));
+            saves.spawn(|| server.save(&format!("round_{round}")));
+        });
+    };
+    while_users_are_created(&server, |_, _| (), save_twice_at_once);
     let mut session = postgres::Client::connect(server.database_url(), postgres::NoTls).unwrap();
     let mut client = Client::new(server.base_url());
     for name in (1..=8).map(|round| format!("round_{round}")).chain(["same".to_owned()]) {
