@@ -4,27 +4,18 @@
 
 use super::routes::Callers;
 use crate::{
-    config::{AllowedOrigins, Config, Secret},
+    config::{AllowedOrigins, Config},
     error::Error,
     http::{Cors, Method, Request, hosts},
 };
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-/// The rights that the token of a request gives.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Rights {
-    /// The callers that the token stands for; `None` without a known token.
-    callers: Option<Callers>,
-    /// The word that the log has for them.
-    pub name: &'static str,
-}
-
 /// The rules that stand before every route.
 pub struct Access {
-    /// Digests of the tokens, each with its rights; none if no token is needed. Digests are compared: equally long, and a
+    /// Digests of the tokens, each with the callers that it stands for; none if no token is needed. Digests are compared: equally long, and a
     /// difference in their first bytes tells nothing of the token.
-    tokens: Option<Vec<([u8; 32], Rights)>>,
+    tokens: Option<Vec<([u8; 32], Callers)>>,
     /// Names of hosts in requests without a token, beside names that no stranger can own; `None` for any name.
     hosts: Option<Vec<String>>,
     /// Origins of pages that may send requests.
@@ -48,13 +39,13 @@ impl Access {
     }
 
     /// Admits a request of a route for these callers; else [`Error::CrossOrigin`], [`Error::Unauthorized`],
-    /// [`Error::Forbidden`] or [`Error::HostNotAllowed`]. `rights` are those of its token.
+    /// [`Error::Forbidden`] or [`Error::HostNotAllowed`]. `token`: the callers that its token stands for.
     pub fn check(
         &self,
         request: &Request,
         callers: Callers,
         cors: &Cors,
-        rights: Rights,
+        token: Option<Callers>,
     ) -> Result<(), Error> {
         if is_cross_origin(request) && !cors.is_allowed() {
             return Err(Error::CrossOrigin);
@@ -63,7 +54,7 @@ impl Access {
             // Browsers send no token with a preflight, and its answer tells nothing of the users.
             Some(_) if cors.is_preflight() => Ok(()),
             // A page of another site does not know the token, whatever name it is served under.
-            Some(_) => match rights.callers {
+            Some(_) => match token {
                 None => Err(Error::Unauthorized),
                 Some(Callers::Full) => Ok(()),
                 Some(own) if own == callers || callers == Callers::Known => Ok(()),
@@ -77,17 +68,17 @@ impl Access {
         }
     }
 
-    /// Returns the rights that the token of the request gives, if it has exactly one Authorization field and the token is
-    /// known.
-    pub fn rights(&self, request: &Request) -> Rights {
-        let Some(tokens) = &self.tokens else { return Rights::default() };
+    /// Returns the callers that the token of the request stands for, if it has exactly one Authorization field and the token
+    /// is known.
+    pub fn token(&self, request: &Request) -> Option<Callers> {
+        let tokens = self.tokens.as_ref()?;
         let mut fields = request.fields("authorization");
         let field = fields.next().filter(|_| fields.next().is_none()).and_then(|value| value.split_once(' '));
         let bearer = field.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
-        let Some(carried) = bearer.map(|(_, token)| digest(token.trim())) else { return Rights::default() };
+        let carried = bearer.map(|(_, token)| digest(token.trim()))?;
         // All tokens are compared, so that the time does not tell which one is similar.
         let equal = tokens.iter().filter(|(expected, _)| carried.ct_eq(expected).into());
-        equal.fold(Rights::default(), |_, (_, rights)| *rights)
+        equal.fold(None, |_, (_, callers)| Some(*callers))
     }
 
     /// Returns the fields that an answer needs for a page of another origin.
@@ -108,18 +99,18 @@ impl Access {
     }
 }
 
-/// Returns the digests of all tokens of the settings, each with its rights.
-fn tokens(config: &Config) -> Vec<([u8; 32], Rights)> {
+/// Returns the digests of all tokens of the settings, each with the callers that it stands for.
+fn tokens(config: &Config) -> Vec<([u8; 32], Callers)> {
     let settings = [
-        (&config.api_token, Callers::Full, "full"),
-        (&config.api_token_read, Callers::Read, "read"),
-        (&config.api_token_login, Callers::Login, "login"),
+        (&config.api_token, Callers::Full),
+        (&config.api_token_read, Callers::Read),
+        (&config.api_token_login, Callers::Login),
     ];
-    let of_setting = |(values, callers, name): (&'_ Option<Secret>, Callers, &'static str)| {
-        let values = values.iter().flat_map(|values| values.expose().split_whitespace());
-        values.map(|token| (digest(token), Rights { callers: Some(callers), name })).collect::<Vec<_>>()
-    };
-    settings.into_iter().flat_map(of_setting).collect()
+    let digests = settings.into_iter().flat_map(|(tokens, callers)| {
+        let tokens = tokens.iter().flat_map(|tokens| tokens.expose().split_whitespace());
+        tokens.map(move |token| (digest(token), callers))
+    });
+    digests.collect()
 }
 
 fn digest(text: &str) -> [u8; 32] {
@@ -156,12 +147,12 @@ mod tests {
     }
 
     fn check(access: &Access, request: &Request, callers: Callers) -> Result<(), Error> {
-        access.check(request, callers, &access.cors(request), access.rights(request))
+        access.check(request, callers, &access.cors(request), access.token(request))
     }
 
     fn access(token: Option<&str>) -> Access {
         let allowed_hosts = vec!["a".to_owned(), "Users.Example".to_owned()];
-        let api_token = token.map(Secret::from);
+        let api_token = token.map(Into::into);
         Access::new(&Config { host: "api.example".to_owned(), allowed_hosts, api_token, ..Config::default() })
     }
 

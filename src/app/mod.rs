@@ -21,22 +21,26 @@ use crate::config::{Config, Secret};
 use crate::db::blocking::outside_of_runtimes;
 use crate::db::{Pool, connect::Servers, migrate::Migrations, probe::Prober, users::Users};
 use crate::error::{Error, StartError};
-use crate::http::{Cors, Request, RequestId, Response, log_line};
+use crate::http::{Cors, Request, RequestId, Response};
 use crate::metrics::Metrics;
 use crate::users::password::{Hasher, PasswordHash};
-use commands::{RequestRules, Verdict};
+use access::Access;
 use pages::Description;
 use parking_lot::Mutex;
-use routes::{Found, Page};
-use std::sync::atomic::AtomicBool;
+use routes::Found;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use std::{sync::Arc, thread};
+use strum::VariantNames;
+use throttle::Throttle;
+use validation::BodySchemas;
 
 /// A request that was judged.
 pub(crate) struct Judged {
     /// The label of its route in figures.
     pub label: &'static str,
-    /// The name of the rights that its token gives, for the log; empty without a token.
+    /// The callers that its token stands for, as the log has them; empty without a known token.
     pub token: &'static str,
     pub next: Next,
 }
@@ -50,11 +54,16 @@ pub(crate) enum Next {
 /// The service without a server: a function from a request to a response. Shared by reference between threads.
 pub struct App {
     users: Users,
-    pub(crate) rules: RequestRules,
+    schemas: BodySchemas,
+    access: Access,
+    pub(crate) throttle: Arc<Throttle>,
+    max_per_page: u32,
+    /// The page for the browser is served.
+    pub(crate) ui: bool,
     prober: Prober,
     description: Description,
     /// `/readyz` reports the service as unready.
-    pub(crate) stopping: AtomicBool,
+    stopping: AtomicBool,
     pub(crate) metrics: Arc<Metrics>,
     hasher: Hasher,
     request_timeout: Duration,
@@ -72,6 +81,11 @@ impl App {
     /// replica migrates; may be called from within
     /// an async runtime, whose thread it blocks as well. After an error nothing is left running.
     pub fn open(config: &Config) -> Result<App, StartError> {
+        App::open_at(config, None)
+    }
+
+    /// Opens the service of a server that listens at this address; `None` for a Unix socket. Otherwise as [`App::open`].
+    pub(crate) fn open_at(config: &Config, addr: Option<SocketAddr>) -> Result<App, StartError> {
         outside_of_runtimes(|| {
             let servers = Servers::new(config)?;
             let migrations = Migrations::load(config.migrations_dir.as_deref())?;
@@ -81,11 +95,15 @@ impl App {
             let users = Users::new(Pool::new(servers, config), config.production);
             Ok(App {
                 users,
-                rules: RequestRules::new(config),
+                schemas: BodySchemas::new(config.schema, config.validation),
+                access: Access::new(config),
+                throttle: Throttle::new(config.auth_attempts),
+                max_per_page: config.max_per_page,
+                ui: config.serves_ui(addr),
                 prober,
                 description: pages::describe(config),
                 stopping: AtomicBool::default(),
-                metrics: Arc::new(Metrics::new(&Lane::LABELS)),
+                metrics: Arc::new(Metrics::new(Lane::VARIANTS)),
                 hasher: Hasher::new(config.password_hashing),
                 request_timeout: config.limits.request_timeout,
                 budget: Budget::new(config.limits.memory_budget),
@@ -100,18 +118,17 @@ impl App {
     /// statements, and where a password is involved until it may be hashed and for that work. What only
     /// a server can refuse (its [`Limits`](crate::Limits)) is not refused here.
     pub fn handle(&self, request: &Request) -> Response {
-        let cors = self.rules.access.cors(request);
-        let mut response = self.finish(self.judge(request, &cors, None).next);
+        let cors = self.access.cors(request);
+        let mut response = self.answer(self.judge(request, &cors, None).next);
         cors.add_to(&mut response);
         response
     }
 
     /// Answers a judged request, executing its command on this thread.
-    pub(crate) fn finish(&self, next: Next) -> Response {
+    pub(crate) fn answer(&self, next: Next) -> Response {
         match next {
-            Next::Execute(command) => {
-                outside_of_runtimes(|| self.run(command)).unwrap_or_else(|error| error.into_response(None))
-            }
+            Next::Execute(command) => outside_of_runtimes(|| self.execute_alone(command))
+                .unwrap_or_else(|error| error.into_response(None)),
             Next::Answer(answer) => answer,
         }
     }
@@ -123,28 +140,21 @@ impl App {
         /// A JSON text of small members takes many times its length as a value.
         const PARSED_IN_TURN: usize = 8 << 10;
         let _turn = (request.body.len() > PARSED_IN_TURN).then(|| self.parsing.lock());
-        let Found { label, mut asked } = routes::find(request.method, request.path(), self.rules.ui);
+        let Found { label, mut asked } = routes::find(request.method, request.path(), self.ui);
         // Only after its preflight does a browser send the request whose refusal tells of the slash.
         if let (Err(Error::FurtherSlash(_)), true) = (&asked, cors.is_preflight()) {
             let meant = routes::without_further_slashes(request.path());
-            asked = routes::find(request.method, &meant, self.rules.ui).asked;
+            asked = routes::find(request.method, &meant, self.ui).asked;
         }
-        let rights = self.rules.access.rights(request);
-        let next = match asked.and_then(|asked| self.rules.judge(request, asked, cors, rights)) {
-            Ok(Verdict::Command(command)) => Next::Execute(command),
-            Ok(Verdict::Page(Page::Own(page))) => Next::Answer(page(self)),
-            Ok(Verdict::Page(Page::Options(routes))) => {
-                if let Some(origin) = request.header("origin").filter(|_| !cors.is_allowed()) {
-                    // The browser sends no other request of a page of this origin.
-                    let origin: String = origin.chars().take(100).collect();
-                    let line = format_args!("ALLOWED_ORIGINS does not name the origin {origin:?}");
-                    log_line(log::Level::Info, id, line);
-                }
-                Next::Answer(routes::options(routes))
-            }
-            Err(error) => Next::Answer(error.into_response(id)),
-        };
-        Judged { label, token: rights.name, next }
+        let token = self.access.token(request);
+        let next = asked.and_then(|asked| self.parse(request, asked, cors, token, id));
+        let next = next.unwrap_or_else(|error| Next::Answer(error.into_response(id)));
+        Judged { label, token: token.map_or("", Into::into), next }
+    }
+
+    /// Has `/readyz` say from now on that the service stops.
+    pub(crate) fn announce_stop(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
     }
 
     /// Returns the deadline of a request that has just been read.
@@ -165,14 +175,18 @@ impl App {
         (cores / 2).min(self.budget.limit() / self.hasher.memory(None)).max(1)
     }
 
-    /// Hashes a password, if there is one; see [`App::hashing`].
+    /// Hashes a password, if there is one; see [`App::with_hasher`].
     pub(crate) fn hash(&self, password: Option<&Secret>) -> Result<Option<PasswordHash>, Error> {
-        password.map(|password| self.hashing(None, |hasher| hasher.hash(password))?).transpose()
+        password.map(|password| self.with_hasher(None, |hasher| hasher.hash(password))?).transpose()
     }
 
     /// Runs work with a hash, and with a new one after it. Blocks for the memory of the larger one, up to
     /// `request_timeout`, then [`Error::Unavailable`]; and for the work.
-    fn hashing<T>(&self, hash: Option<&PasswordHash>, work: impl FnOnce(&Hasher) -> T) -> Result<T, Error> {
+    fn with_hasher<T>(
+        &self,
+        hash: Option<&PasswordHash>,
+        work: impl FnOnce(&Hasher) -> T,
+    ) -> Result<T, Error> {
         let bytes = self.hasher.memory(hash).max(self.hasher.memory(None));
         match self.budget.reserve(bytes, self.deadline()) {
             Some(_held) => Ok(work(&self.hasher)),
@@ -181,7 +195,7 @@ impl App {
     }
 
     /// Executes one command to its end. If it meets another session's lock, it is executed again until its time is up.
-    fn run(&self, mut command: Command) -> Result<Response, Error> {
+    fn execute_alone(&self, mut command: Command) -> Result<Response, Error> {
         let deadline = self.deadline();
         let mut retries = 0;
         loop {

@@ -60,7 +60,7 @@ pub fn figures(app: &App) -> Response {
 /// Answers `/`: the paths to begin with.
 pub fn index(app: &App) -> Response {
     let mut paths = json!({"description": "/openapi.json", "users": "/users"});
-    if app.rules.ui {
+    if app.ui {
         paths["ui"] = "/ui".into();
     }
     Response::json(200, &paths)

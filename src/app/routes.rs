@@ -18,8 +18,10 @@ pub(crate) struct Route {
     methods: &'static [(Method, Endpoint, Callers)],
 }
 
-/// The clients that may use a route, beside clients with `API_TOKEN`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The clients that may use a route, beside clients with `API_TOKEN`; and the clients that a token stands for: the log
+/// has their names in lower case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub(crate) enum Callers {
     /// All clients: the answer tells nothing of the users.
     Any,
@@ -43,15 +45,9 @@ pub(crate) enum Endpoint {
     Patch,
     Delete,
     Authenticate,
-    Page(Page),
-}
-
-/// An answer without a user.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Page {
     /// The answer that this function returns.
-    Own(fn(&App) -> Response),
-    /// The answer to OPTIONS: the methods of these routes.
+    Page(fn(&App) -> Response),
+    /// The methods of these routes.
     Options(&'static [Route]),
 }
 
@@ -90,12 +86,12 @@ static ROUTES: [Route; 9] = [
             (Delete, Endpoint::Delete, Full),
         ],
     },
-    Route { path: AT_ONCE[0], methods: &[(Get, Endpoint::Page(Page::Own(pages::live)), Any)] },
-    Route { path: AT_ONCE[1], methods: &[(Get, Endpoint::Page(Page::Own(pages::ready)), Any)] },
-    Route { path: "/metrics", methods: &[(Get, Endpoint::Page(Page::Own(pages::figures)), Read)] },
-    Route { path: "/openapi.json", methods: &[(Get, Endpoint::Page(Page::Own(pages::description)), Any)] },
-    Route { path: UI, methods: &[(Get, Endpoint::Page(Page::Own(pages::ui)), Any)] },
-    Route { path: "/", methods: &[(Get, Endpoint::Page(Page::Own(pages::index)), Any)] },
+    Route { path: AT_ONCE[0], methods: &[(Get, Endpoint::Page(pages::live), Any)] },
+    Route { path: AT_ONCE[1], methods: &[(Get, Endpoint::Page(pages::ready), Any)] },
+    Route { path: "/metrics", methods: &[(Get, Endpoint::Page(pages::figures), Read)] },
+    Route { path: "/openapi.json", methods: &[(Get, Endpoint::Page(pages::description), Any)] },
+    Route { path: UI, methods: &[(Get, Endpoint::Page(pages::ui), Any)] },
+    Route { path: "/", methods: &[(Get, Endpoint::Page(pages::index), Any)] },
 ];
 
 /// The paths that the frontend answers at once.
@@ -112,8 +108,8 @@ impl Route {
             Head => Get,
             Options => {
                 let is_open = self.methods.iter().all(|(.., callers)| *callers == Any);
-                let page = Page::Options(slice::from_ref(self));
-                return Some((Endpoint::Page(page), if is_open { Any } else { Known }));
+                let options = Endpoint::Options(slice::from_ref(self));
+                return Some((options, if is_open { Any } else { Known }));
             }
             method => method,
         };
@@ -132,7 +128,7 @@ pub(crate) fn find(method: Method, path: &str, ui: bool) -> Found {
             None => Err(Error::MethodNotAllowed(allow(slice::from_ref(route)))),
         },
         None if (method, path) == (Options, "*") => {
-            Ok(Asked { endpoint: Endpoint::Page(Page::Options(&ROUTES)), callers: Any, user: None })
+            Ok(Asked { endpoint: Endpoint::Options(&ROUTES), callers: Any, user: None })
         }
         None => Err(missing(method, path, ui)),
     };
@@ -248,8 +244,8 @@ mod tests {
     fn found(method: &str, path: &str) -> String {
         let Found { label, asked } = find(method.into(), path, true);
         match asked {
-            Ok(Asked { endpoint: Endpoint::Page(Page::Options(routes)), .. }) => allow(routes),
-            Ok(Asked { endpoint: Endpoint::Page(Page::Own(_)), .. }) => format!("page {label}"),
+            Ok(Asked { endpoint: Endpoint::Options(routes), .. }) => allow(routes),
+            Ok(Asked { endpoint: Endpoint::Page(_), .. }) => format!("page {label}"),
             Ok(Asked { endpoint, user, .. }) => format!("{endpoint:?} {}", user.unwrap_or_default()),
             Err(error) => error.answer().status.to_string(),
         }

@@ -18,6 +18,7 @@ use std::{
     mem,
     time::{Duration, Instant},
 };
+use strum::VariantNames;
 
 const FIND: usize = Lane::Find as usize;
 const LIST: usize = Lane::List as usize;
@@ -26,7 +27,7 @@ const CHANGE: usize = Lane::Change as usize;
 const SINGLE: usize = Lane::Single as usize;
 const HASH: usize = Lane::Hash as usize;
 /// The queue of commands that met a lock, behind the queues of the lanes.
-const RETRY: usize = Lane::LABELS.len();
+const RETRY: usize = Lane::VARIANTS.len();
 
 /// A batch that takes less is a short one.
 const SHORT: Duration = Duration::from_millis(1);

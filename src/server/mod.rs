@@ -17,7 +17,7 @@ use lanes::Capacity;
 use std::{
     io,
     net::SocketAddr,
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -85,12 +85,10 @@ impl BoundServer {
             );
         }
         let limits = Limits { max_connections: possible, ..config.limits.clone() };
-        let mut app = App::open(&config)?;
         let BoundServer { listener, faults } = self;
-        listener.listen().map_err(|error| StartError::Listen(address(&config), error))?;
         let (base_url, addr) = (listener.to_string(), listener.local_addr());
-        app.rules.ui = config.serves_ui(addr);
-        let app = Arc::new(app);
+        let app = Arc::new(App::open_at(&config, addr)?);
+        listener.listen().map_err(|error| StartError::Listen(address(&config), error))?;
         let stages = || {
             let (http, stream) = relay::start()?;
             on_listening()?;
@@ -114,7 +112,7 @@ impl BoundServer {
         if config.api_token.is_none() && addr.is_some_and(|addr| !addr.ip().is_loopback()) {
             log::warn!("other machines can connect, and no token is needed: set API_TOKEN");
         }
-        if addr.is_some() && config.serves_ui(addr) {
+        if addr.is_some() && app.ui {
             log::info!("a page for the browser (UI): {base_url}/ui");
         }
         Ok(Server {
@@ -165,14 +163,14 @@ impl Server {
 
     /// Has `/readyz` say for `drain_delay` that the service stops.
     pub(crate) fn announce_stop(&self) {
-        self.app.stopping.store(true, Ordering::Relaxed);
+        self.app.announce_stop();
         thread::sleep(self.drain_delay);
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.app.stopping.store(true, Ordering::Relaxed);
+        self.app.announce_stop();
         let deadline = Instant::now() + self.stop_timeout;
         drop(self.frontend.take());
         let left = deadline.saturating_duration_since(Instant::now());

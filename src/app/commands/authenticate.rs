@@ -2,7 +2,7 @@
 //!
 //! An address without a user takes the same steps as one with a user, and the same time.
 
-use super::{Outcome, RequestRules};
+use super::Outcome;
 use crate::app::{App, Lane, Needs, fields, throttle::Attempt};
 use crate::config::{Secret, counted_as};
 use crate::http::{Request, Response};
@@ -21,11 +21,11 @@ pub(crate) struct Authenticate {
 }
 
 impl Authenticate {
-    pub fn parse(request: &Request, rules: &RequestRules) -> Result<Authenticate, Error> {
-        let body = rules.schemas.authenticate.check(fields::body(request, false)?)?;
+    pub fn parse(request: &Request, app: &App) -> Result<Authenticate, Error> {
+        let body = app.schemas.authenticate.check(fields::body(request, false)?)?;
         let text = |key: &str| body.get(key).and_then(|value| value.as_str()).unwrap_or_default();
         let (email, password) = (text("email").to_owned(), text("password").into());
-        let attempt = rules.throttle.admit(&email, request.peer.map(counted_as), Instant::now())?;
+        let attempt = app.throttle.admit(&email, request.peer.map(counted_as), Instant::now())?;
         Ok(Authenticate { email, password, attempt, outdated: None })
     }
 
@@ -46,7 +46,7 @@ impl Authenticate {
         let user = app.users.find_by_email_with_credential(&self.email)?;
         let credential = user.as_ref().map(|user| user.credential.get()).transpose()?.flatten();
         let hash = credential.map(|credential| credential.password_hash.clone());
-        let verdict = app.hashing(hash.as_ref(), |hasher| {
+        let verdict = app.with_hasher(hash.as_ref(), |hasher| {
             let found = hasher.check(&self.password, hash.as_ref());
             let new = (found == Match::Outdated).then(|| hasher.hash(&self.password).ok());
             (found, new.flatten())

@@ -3,7 +3,7 @@
 //! Without a password, one statement that several requests share looks at the keys and stores the users. With a password, a
 //! thread that hashes looks the key up and hashes first.
 
-use super::{Item, Outcome, RequestRules};
+use super::{Item, Outcome};
 use crate::app::fields::{self, etag};
 use crate::app::{App, Lane, Needs};
 use crate::config::counted_as;
@@ -28,9 +28,9 @@ pub(crate) struct Create {
 }
 
 impl Create {
-    pub fn parse(request: &Request, rules: &RequestRules) -> Result<Create, Error> {
+    pub fn parse(request: &Request, app: &App) -> Result<Create, Error> {
         let key = fields::idempotency_key(request)?;
-        let new = NewUser::from_body(rules.schemas.create.check(fields::body(request, false)?)?)?;
+        let new = NewUser::from_body(app.schemas.create.check(fields::body(request, false)?)?)?;
         let key = key.map(|key| (key, Fingerprint::of(&new)));
         Ok(Create { new, key, peer: request.peer, hash: None })
     }
@@ -95,8 +95,8 @@ impl Create {
         // count, as many clients may repeat it at once.
         if let (hash @ Some(_), Some(password)) = (kept.password_hash.as_ref(), &self.new.password) {
             let mut attempt =
-                app.rules.throttle.admit(&self.new.email, self.peer.map(counted_as), Instant::now())?;
-            if app.hashing(hash, |hasher| hasher.check(password, hash))? == Match::None {
+                app.throttle.admit(&self.new.email, self.peer.map(counted_as), Instant::now())?;
+            if app.with_hasher(hash, |hasher| hasher.check(password, hash))? == Match::None {
                 attempt.wrong();
                 return Err(Error::KeyReused);
             }

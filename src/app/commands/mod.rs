@@ -1,6 +1,6 @@
 //! One file for each operation, which parses a request, executes a batch of commands and answers them.
 //!
-//! A request is validated once, by [`RequestRules`], and is then a [`Command`] until it is answered.
+//! A request is validated once, by its command's `parse`, and is then a [`Command`] until it is answered.
 
 mod authenticate;
 mod create;
@@ -9,22 +9,20 @@ mod find;
 mod list;
 mod update;
 
-use super::access::{Access, Rights};
 use super::fields::{self, etag};
-use super::routes::{Asked, Callers, Endpoint, Page};
-use super::throttle::Throttle;
-use super::{App, validation::BodySchemas};
-use crate::config::Config;
+use super::routes::{self, Asked, Callers, Endpoint};
+use super::{App, Next};
 use crate::error::Error;
-use crate::http::{Cors, Request, Response};
+use crate::http::{Cors, Request, RequestId, Response, log_line};
 use crate::users::user::User;
 use authenticate::Authenticate;
 use create::Create;
 use delete::DeleteUser;
 use find::Find;
 use list::List;
-use std::sync::Arc;
+use log::Level;
 use std::time::{Duration, Instant};
+use strum::VariantNames;
 use update::UpdateUser;
 
 /// A valid request, from its validation to its answer.
@@ -36,13 +34,6 @@ pub(crate) enum Command {
     Update(UpdateUser),
     Delete(DeleteUser),
     Authenticate(Authenticate),
-}
-
-/// A valid request: its command, or the page that it asks for.
-#[derive(Debug)]
-pub(crate) enum Verdict {
-    Command(Command),
-    Page(Page),
 }
 
 /// The answer of a command; `None` if the command continues in the lane that it needs now. An error ends the command,
@@ -58,7 +49,9 @@ pub(crate) struct Item<'a, C> {
 }
 
 /// A kind of statement, or a hash. Commands of one lane form batches, and wait for no other lane.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// The names in lower case are the labels in figures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, VariantNames)]
+#[strum(serialize_all = "lowercase")]
 pub(crate) enum Lane {
     /// Reads of one user, by its id or its address: one query for all of a kind.
     Find,
@@ -72,11 +65,6 @@ pub(crate) enum Lane {
     Single,
     /// A password to hash or to check, and the look-up before: a core for its time, and no session meanwhile.
     Hash,
-}
-
-impl Lane {
-    /// The labels of the lanes in figures, in the order of their numbers.
-    pub const LABELS: [&str; 6] = ["find", "list", "create", "change", "single", "hash"];
 }
 
 /// The next step of a command.
@@ -122,6 +110,44 @@ impl Command {
 }
 
 impl App {
+    /// Makes a request of this endpoint a command, or answers it with a page. Refuses it in the order of access, query, media
+    /// type, JSON, schema, mass assignment.
+    pub(super) fn parse(
+        &self,
+        request: &Request,
+        Asked { endpoint, callers, user }: Asked,
+        cors: &Cors,
+        token: Option<Callers>,
+        id: Option<&RequestId>,
+    ) -> Result<Next, Error> {
+        if callers != Callers::Any {
+            self.access.check(request, callers, cors, token)?;
+            // A browser asks with the target of the request that it is about to send.
+            if !matches!(endpoint, Endpoint::List | Endpoint::Page(_)) && !cors.is_preflight() {
+                fields::no_query(request)?;
+            }
+        }
+        Ok(Next::Execute(match endpoint {
+            Endpoint::List => Command::List(List(fields::list_request(request, self.max_per_page)?)),
+            Endpoint::Create => Command::Create(Create::parse(request, self)?),
+            Endpoint::Find => Command::Find(Find::parse(request, user)?),
+            Endpoint::Update => UpdateUser::parse(request, user, None)?,
+            Endpoint::Patch => UpdateUser::parse(request, user, Some(&self.schemas.patch))?,
+            Endpoint::Delete => Command::Delete(DeleteUser::parse(request, user)?),
+            Endpoint::Authenticate => Command::Authenticate(Authenticate::parse(request, self)?),
+            Endpoint::Page(page) => return Ok(Next::Answer(page(self))),
+            Endpoint::Options(routes) => {
+                if let Some(origin) = request.header("origin").filter(|_| !cors.is_allowed()) {
+                    // The browser sends no other request of a page of this origin.
+                    let origin: String = origin.chars().take(100).collect();
+                    let line = format_args!("ALLOWED_ORIGINS does not name the origin {origin:?}");
+                    log_line(Level::Info, id, line);
+                }
+                return Ok(Next::Answer(routes::options(routes)));
+            }
+        }))
+    }
+
     /// Executes commands of one lane with as few statements as they allow; returns an outcome for each, in their order.
     /// No change begins past its deadline.
     pub(crate) fn execute(&self, commands: Vec<(&mut Command, Instant)>) -> Vec<Outcome> {
@@ -154,58 +180,6 @@ impl App {
     }
 }
 
-/// The rules that requests are judged by.
-pub(crate) struct RequestRules {
-    schemas: BodySchemas,
-    /// The requests that are accepted.
-    pub access: Access,
-    pub throttle: Arc<Throttle>,
-    max_per_page: u32,
-    /// The page for the browser is served.
-    pub ui: bool,
-}
-
-impl RequestRules {
-    /// Returns the rules of the settings.
-    pub fn new(config: &Config) -> RequestRules {
-        RequestRules {
-            schemas: BodySchemas::new(config.schema, config.validation),
-            access: Access::new(config),
-            throttle: Throttle::new(config.auth_attempts),
-            max_per_page: config.max_per_page,
-            ui: config.serves_ui(None),
-        }
-    }
-
-    /// Judges a request of this endpoint, in the order of access, query, media type, JSON, schema, mass assignment.
-    pub fn judge(
-        &self,
-        request: &Request,
-        asked: Asked,
-        cors: &Cors,
-        rights: Rights,
-    ) -> Result<Verdict, Error> {
-        let Asked { endpoint, callers, user } = asked;
-        if callers != Callers::Any {
-            self.access.check(request, callers, cors, rights)?;
-            // A browser asks with the target of the request that it is about to send.
-            if !matches!(endpoint, Endpoint::List | Endpoint::Page(Page::Own(_))) && !cors.is_preflight() {
-                fields::no_query(request)?;
-            }
-        }
-        Ok(Verdict::Command(match endpoint {
-            Endpoint::List => Command::List(List(fields::list_request(request, self.max_per_page)?)),
-            Endpoint::Create => Command::Create(Create::parse(request, self)?),
-            Endpoint::Find => Command::Find(Find::parse(request, user)?),
-            Endpoint::Update => UpdateUser::parse(request, user, None)?,
-            Endpoint::Patch => UpdateUser::parse(request, user, Some(&self.schemas.patch))?,
-            Endpoint::Delete => Command::Delete(DeleteUser::parse(request, user)?),
-            Endpoint::Authenticate => Command::Authenticate(Authenticate::parse(request, self)?),
-            Endpoint::Page(page) => return Ok(Verdict::Page(page)),
-        }))
-    }
-}
-
 /// Answers with one user and the tag of its state.
 fn one(status: u16, user: &User) -> Response {
     Response::json(status, user).with("ETag", etag(user.revision()))
@@ -213,19 +187,19 @@ fn one(status: u16, user: &User) -> Response {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::routes, *};
+    use super::*;
+    use crate::ScratchDatabase;
     use serde_json::json;
 
-    /// Judges a request: its command, or the status of its answer.
-    fn judge(request: &Request) -> Result<Command, u16> {
-        let rules = RequestRules::new(&Config::default());
-        let asked = routes::find(request.method, request.path(), true).asked;
-        match asked.and_then(|asked| rules.judge(request, asked, &Cors::Off, Rights::default())) {
-            Ok(Verdict::Command(command)) => Ok(command),
-            Ok(Verdict::Page(Page::Options(routes))) => Err(routes::options(routes).status),
-            Ok(Verdict::Page(other)) => panic!("{other:?}"),
-            Err(error) => Err(error.answer().status),
-        }
+    /// Judges requests: the command of each, or the status of its answer.
+    fn judge(requests: &[Request]) -> Vec<Result<Command, u16>> {
+        let database = ScratchDatabase::create().expect("PostgreSQL is installed");
+        let app = App::open(&database.config()).unwrap();
+        let judged = requests.iter().map(|request| match app.judge(request, &Cors::Off, None).next {
+            Next::Execute(command) => Ok(command),
+            Next::Answer(answer) => Err(answer.status),
+        });
+        judged.collect()
     }
 
     #[test]
@@ -276,9 +250,11 @@ mod tests {
             ("POST", "/users", r#"{"name":"A"}"#.to_owned(), Err(400)),
             ("POST", "/users", r#"{"name":"A","email":"a@b.co","id":"1"}"#.to_owned(), Err(422)),
         ];
-        for (method, target, body, expected) in rows {
-            let found = judge(&Request::new(method, target, &*body)).map(|command| command.needs().lane);
-            assert_eq!(found, expected, "{method} {target} {body}");
+        let request =
+            |(method, target, body, _): &(&str, &str, String, _)| Request::new(*method, *target, &**body);
+        let judged = judge(&rows.iter().map(request).collect::<Vec<_>>());
+        for ((method, target, body, expected), found) in rows.into_iter().zip(judged) {
+            assert_eq!(found.map(|command| command.needs().lane), expected, "{method} {target} {body}");
         }
     }
 
@@ -286,16 +262,16 @@ mod tests {
     fn lanes_of_creates_with_a_key() {
         let ada = json!({"name": "A", "email": "a@b.co"});
         let with_password = json!({"name": "A", "email": "a@b.co", "password": "long enough"});
-        let keyed = |body| judge(&Request::post("/users", body).with("Idempotency-Key", "k")).unwrap();
-        assert_eq!(keyed(&ada).needs().lane, Lane::Create);
-        assert_eq!(keyed(&with_password).needs().lane, Lane::Hash);
-        let malformed = Request::post("/users", &ada).with("Idempotency-Key", "");
-        assert_eq!(judge(&malformed).unwrap_err(), 400);
+        let keyed = |body, key| Request::post("/users", body).with("Idempotency-Key", key);
+        let judged = judge(&[keyed(&ada, "k"), keyed(&with_password, "k"), keyed(&ada, "")]);
+        let lanes: Vec<_> =
+            judged.into_iter().map(|found| found.map(|command| command.needs().lane)).collect();
+        assert_eq!(lanes, [Ok(Lane::Create), Ok(Lane::Hash), Err(400)]);
     }
 
     #[test]
     fn uploads_are_not_json() {
         let request = Request::post("/users", &json!({})).with("Content-Type", "Multipart/form-data; x");
-        assert_eq!(judge(&request).unwrap_err(), 415);
+        assert_eq!(judge(&[request]).remove(0).unwrap_err(), 415);
     }
 }

@@ -38,7 +38,7 @@ pub(super) fn fail(dispatch: Arc<Dispatch>, fault: Fault, mut job: Box<Job>, nex
         let response = match fault {
             Fault::Refused => Response::no_content(),
             Fault::Unavailable => Error::Unavailable("it fails on command".into()).into_response(id),
-            _ => guard(id, || dispatch.app.finish(next)).unwrap_or_else(|response| response),
+            _ => guard(id, || dispatch.app.answer(next)).unwrap_or_else(|response| response),
         };
         if let Fault::Slow(delay) = fault {
             let left = job.claimed.deadline.saturating_duration_since(Instant::now());
