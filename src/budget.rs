@@ -48,6 +48,11 @@ impl Budget {
         self.0.held.load(Ordering::Relaxed)
     }
 
+    /// Returns whether more bytes are held than the budget has.
+    pub fn is_exceeded(&self) -> bool {
+        self.held() > self.limit()
+    }
+
     /// Counts memory whether there is enough or not.
     pub fn count(&self, bytes: usize) -> Reservation {
         self.0.held.fetch_add(bytes, Ordering::Relaxed);
@@ -65,11 +70,11 @@ impl Budget {
         }
         let _turn = self.0.turn.try_lock_until(deadline)?;
         let reservation = self.count(bytes);
-        while self.held() > self.limit() && Instant::now() < deadline {
+        while self.is_exceeded() && Instant::now() < deadline {
             self.0.on_shortage.get().inspect(|report| report());
             thread::sleep(MEMORY_PAUSE);
         }
-        (self.held() <= self.limit()).then_some(reservation)
+        (!self.is_exceeded()).then_some(reservation)
     }
 
     /// Has this called, again and again, while a reservation waits for memory; only the first one counts.

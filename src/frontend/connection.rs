@@ -4,19 +4,21 @@
 //! the way of an answer. Knows nothing of other connections. The event loop and the workers both call in here, one at a
 //! time (the lock is the slot's): a worker to answer, the event loop for all else. Nothing here blocks.
 
+mod state;
 mod writing;
 
 use super::{
     Resources,
+    claim::{Claimed, Slot},
     http1::{Arrived, Parsed, framing::Framing, head::Echo},
-    peers::{Expendable, Peer},
-    slots::{Claimed, Slot, Slots},
+    peers::Peer,
+    warnings::Warnings,
 };
 use crate::{
     budget::{Budget, Reservation},
     config::Limits,
     error::{Error, Reason},
-    http::{Persistence, Request, RequestId},
+    http::{Persistence, RequestId},
 };
 use mio::{Poll, event::Event};
 use nix::libc::MSG_NOSIGNAL;
@@ -26,9 +28,10 @@ use std::{
     mem,
     net::Shutdown,
     sync::Arc,
-    time::{Duration, Instant},
+    time::Instant,
 };
-use writing::Unsent;
+pub use state::DOING;
+use state::{InWork, State};
 pub use writing::{Delivery, LINGER_TIME};
 
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
@@ -48,7 +51,9 @@ fn counted(bytes: usize) -> usize {
 pub struct Context {
     /// The time, read once an iteration.
     pub now: Instant,
-    pub slots: Arc<Slots>,
+    pub limits: Arc<Limits>,
+    /// Warnings about clients that are answered 503.
+    pub warnings: Arc<Warnings>,
     /// The readiness of sockets.
     pub poll: Poll,
     /// Bytes that were read go here first, so that a connection needs a buffer only for what is incomplete.
@@ -96,37 +101,6 @@ pub struct Connection {
     state: State,
 }
 
-/// The states of a connection. `since` is when it began: deadlines count from there, and no byte moves them. `input` is
-/// what was read and is not used yet.
-enum State {
-    /// Between requests; the beginning of the next one may have been read with the last.
-    Idle { since: Instant, input: Vec<u8> },
-    /// A head or a body is arriving.
-    Arriving { since: Instant, framing: Framing, input: Vec<u8> },
-    /// The request is complete, and waits for a worker or is with one.
-    Working { since: Instant, request: InWork, input: Vec<u8> },
-    /// The socket did not take all of an answer.
-    Writing { since: Instant, answer: Unsent },
-    /// The last answer is sent.
-    Closing,
-    /// Shut down for writing; until then bytes are read and thrown away.
-    Lingering { until: Instant },
-}
-
-/// Labels of the states of connections in figures.
-pub const DOING: [&str; 5] = ["idle", "reading", "working", "writing", "closing"];
-
-/// A complete request, until it is answered.
-struct InWork {
-    /// `None` once a worker has claimed it.
-    request: Option<Request>,
-    persistence: Persistence,
-    id: RequestId,
-    echo: Echo,
-    /// A worker has begun to execute it.
-    begun: bool,
-}
-
 impl Connection {
     /// A connection that was just accepted, which has `held` nothing yet. Its requests have generations from
     /// `generation` on.
@@ -162,70 +136,6 @@ impl Connection {
             deadline: *since + limits.request_timeout,
             held: (bytes > 0).then(|| budget.count(bytes)),
         })
-    }
-
-    /// Returns the place of its state in [`DOING`].
-    pub fn doing(&self) -> usize {
-        match &self.state {
-            State::Idle { .. } => 0,
-            State::Arriving { .. } => 1,
-            State::Working { .. } => 2,
-            State::Writing { .. } => 3,
-            State::Closing | State::Lingering { .. } => 4,
-        }
-    }
-
-    /// Returns whether a request is arriving, or is with the workers.
-    pub fn has_request(&self) -> bool {
-        matches!(self.state, State::Arriving { .. } | State::Working { .. })
-    }
-
-    /// Returns whether it waits for the answer of a worker.
-    pub fn is_working(&self) -> bool {
-        matches!(self.state, State::Working { .. })
-    }
-
-    /// Returns whether a request is arriving, or waits for a worker to claim it. A claimed one is executed, so its client is
-    /// not told otherwise.
-    pub fn is_unclaimed(&self) -> bool {
-        match &self.state {
-            State::Working { request, .. } => request.request.is_some(),
-            state => matches!(state, State::Arriving { .. }),
-        }
-    }
-
-    /// Returns whether the request of that generation still waits for its answer.
-    pub fn awaits(&self, generation: u64) -> bool {
-        self.generation == generation && self.is_working()
-    }
-
-    /// Returns why it may be closed for another connection, and since when.
-    pub fn expendable(&self) -> Option<(Expendable, Instant)> {
-        if self.surplus || self.holder.trusted {
-            return None;
-        }
-        match &self.state {
-            State::Idle { since, .. } | State::Lingering { until: since } => Some((Expendable::Idle, *since)),
-            State::Arriving { since, .. } => Some((Expendable::Incomplete, *since)),
-            State::Writing { answer, .. } => Some((Expendable::Stalled, answer.moved)),
-            State::Working { since, request, .. } if !request.begun => Some((Expendable::Queued, *since)),
-            State::Working { .. } | State::Closing => None,
-        }
-    }
-
-    /// Returns when the state of the connection has to be over.
-    pub fn deadline(&self, limits: &Limits) -> Option<Instant> {
-        let (since, time) = match &self.state {
-            State::Idle { since, .. } => (since, limits.idle_timeout),
-            State::Arriving { since, framing, .. } if framing.is_in_body() => (since, limits.body_timeout),
-            State::Arriving { since, .. } => (since, limits.head_timeout),
-            State::Working { since, .. } => (since, limits.request_timeout),
-            State::Writing { since, .. } => (since, limits.write_timeout),
-            State::Lingering { until } => (until, Duration::ZERO),
-            // The event loop was told to close it.
-            State::Closing => return None,
-        };
-        Some(*since + time)
     }
 
     /// Notes what an event says of the socket.
@@ -267,7 +177,7 @@ impl Connection {
     pub fn end(&mut self, why: Option<Reason>, index: u32, context: &mut Context) -> Action {
         let may_end = match why {
             Some(_) => self.expendable().is_some(),
-            None => self.deadline(&context.slots.limits).is_some_and(|at| at <= context.now),
+            None => self.deadline(&context.limits).is_some_and(|at| at <= context.now),
         };
         let error = match &self.state {
             _ if !may_end => return Action::Wait,
@@ -349,7 +259,7 @@ impl Connection {
     /// Parses bytes that were just read, behind the ones that were read before, and enters the state that follows. A head
     /// or a body that goes on arriving keeps its deadline.
     fn parse(&mut self, fresh: &[u8], context: &mut Context) {
-        let (now, slots) = (context.now, &context.slots);
+        let (now, limits) = (context.now, &context.limits);
         let (mut framing, mut input, mut began) = match mem::replace(&mut self.state, State::Closing) {
             State::Arriving { since, framing, input } => (framing, input, Some(since)),
             State::Idle { input, .. } => (Framing::default(), input, None),
@@ -363,25 +273,21 @@ impl Connection {
             input.extend_from_slice(fresh);
             &input
         };
-        let step = framing.advance(bytes, &mut used, &slots.limits);
+        let step = framing.advance(bytes, &mut used, limits);
         let input = bytes[used..].to_vec();
-        let is_awaited = match step {
-            Ok(Parsed::Complete(arrived)) => return self.pass_on(arrived, framing.echo, input, context),
-            Ok(Parsed::Continue) => Ok(true),
-            Ok(Parsed::Incomplete) => Ok(false),
-            Err(error) => Err(error),
-        };
+        if let Ok(Parsed::Complete(arrived)) = step {
+            return self.pass_on(arrived, framing.echo, input, context);
+        }
         if framing.is_in_body() != was_in_body {
             began = None;
             self.holder = self.peer.speaking_for(framing.client());
         }
         // All of a body is counted before it arrives.
-        self.held.set(counted(input.len()) + framing.most(&slots.limits).map_or(0, counted));
-        let fits = slots.budget.held() <= slots.budget.limit();
+        self.held.set(counted(input.len()) + framing.most(limits).map_or(0, counted));
         self.state = State::Arriving { since: began.unwrap_or(now), framing, input };
-        match is_awaited {
+        match step {
             Err(error) => self.refuse(&error, context),
-            Ok(true) if fits => self.ask_for_body(),
+            Ok(Parsed::Continue) if !context.resources.budget.is_exceeded() => self.ask_for_body(),
             Ok(_) => {}
         }
     }
@@ -397,7 +303,7 @@ impl Connection {
     /// Answers a complete request, if it has an answer already, or keeps it until a worker claims it.
     fn pass_on(&mut self, arrived: Arrived, mut echo: Echo, mut input: Vec<u8>, context: &mut Context) {
         let Arrived { mut request, mut persistence } = arrived;
-        let (more, budget) = (counted(input.len()), &context.slots.budget);
+        let (more, budget) = (counted(input.len()), &context.resources.budget);
         if more > 0 && budget.held() + more > budget.limit() {
             // Requests behind this one are not answered, which the client sees by the end of the connection.
             persistence = Persistence::Close;

@@ -11,7 +11,6 @@ use super::{
     slots::{Entry, Slots},
 };
 use crate::{config::Limits, error::Reason};
-pub use admission::MAX_SURPLUS;
 use mio::{Events, Interest, Poll, Token, Waker, unix::SourceFd};
 use nix::sys::socket::{MsgFlags, recv};
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
@@ -78,7 +77,8 @@ impl EventLoop {
     ) -> io::Result<EventLoop> {
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), WAKER)?;
-        let slots = Arc::new(Slots::new(limits, resources.budget.clone(), waker));
+        let limits = Arc::new(limits);
+        let slots = Arc::new(Slots::new(limits.clone(), resources.budget.clone(), waker));
         // A write waits for tiny_http's thread alone, which waits for nothing: each slot is in one ticket at most.
         private.set_nonblocking(false)?;
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC)?;
@@ -87,7 +87,8 @@ impl EventLoop {
         register(&poll, &timer.as_fd(), TIMER)?;
         let context = Context {
             now: Instant::now(),
-            slots: slots.clone(),
+            limits,
+            warnings: slots.warnings.clone(),
             poll,
             scratch: scratch(),
             resources,
@@ -219,7 +220,7 @@ impl EventLoop {
             }
         }
         drop(entry);
-        if grown && self.slots.budget.held() > self.slots.budget.limit() {
+        if grown && self.context.resources.budget.is_exceeded() {
             self.make_memory(index, holder);
         }
     }
@@ -256,7 +257,7 @@ impl EventLoop {
             self.listener = None;
             self.accept_at = None;
             self.context.stopping = true;
-            self.stop_at = Some(Instant::now() + self.slots.limits.stop_timeout);
+            self.stop_at = Some(Instant::now() + self.context.limits.stop_timeout);
             for index in self.slots.each(|index, _| Some(index)) {
                 self.call(index, |connection, context| {
                     connection.readable = true;
@@ -274,11 +275,11 @@ impl EventLoop {
     /// less time than the shortest limit.
     fn sweep(&mut self) {
         let now = self.context.now;
-        let Limits { head_timeout, body_timeout, idle_timeout, write_timeout, .. } = self.slots.limits;
+        let Limits { head_timeout, body_timeout, idle_timeout, write_timeout, .. } = *self.context.limits;
         let all = [head_timeout, body_timeout, idle_timeout, write_timeout, LINGER_TIME];
-        let mut next = now + all.into_iter().fold(self.slots.limits.request_timeout, Duration::min);
+        let mut next = now + all.into_iter().fold(self.context.limits.request_timeout, Duration::min);
         let late = self.slots.each(|index, connection| {
-            let at = connection.deadline(&self.slots.limits)?;
+            let at = connection.deadline(&self.context.limits)?;
             if at > now {
                 next = next.min(at);
             }

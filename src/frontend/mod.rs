@@ -10,6 +10,7 @@
 //! `connection` one client's state, `http1` which bytes are a request, `slots` the way to the workers and back. None of
 //! them knows routes, workers or databases, and of tiny_http only that it takes tickets.
 
+mod claim;
 mod connection;
 mod event_loop;
 pub(crate) mod http1;
@@ -20,10 +21,10 @@ mod slots;
 mod tests;
 mod warnings;
 
-pub use event_loop::MAX_SURPLUS;
+pub use claim::Claimed;
 pub use listener::Listener;
 pub use peers::ClientName;
-pub use slots::{Claimed, Slots};
+pub use slots::{MAX_SURPLUS, Slots};
 
 use crate::{
     budget::Budget,

@@ -5,24 +5,26 @@
 //! never waits for a client, nor for another worker.
 
 use super::{
+    claim::{Claimed, Slot},
     connection::{Connection, DOING, Delivery},
-    event_loop::MAX_SURPLUS,
-    peers::ClientName,
     warnings::Warnings,
 };
 use crate::{
     budget::{Budget, Reservation},
     config::Limits,
-    error::Reason,
-    http::{Cors, Request, RequestId, Response},
+    http::Response,
 };
 use mio::Waker;
 use parking_lot::{Mutex, MutexGuard};
 use std::{
-    net::IpAddr,
-    sync::atomic::{AtomicBool, Ordering},
-    time::Instant,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
+
+/// Slots for connections beyond the capacity that are being told so. Each costs a descriptor and some 200 bytes.
+pub const MAX_SURPLUS: usize = 256;
 
 /// A slot for each client that there may be.
 pub struct Slots {
@@ -30,14 +32,14 @@ pub struct Slots {
     pub(super) budget: Budget,
     /// A worker waits for memory: connections are to be closed.
     pub(super) shortage: AtomicBool,
-    pub(super) limits: Limits,
+    limits: Arc<Limits>,
     waker: Waker,
     /// Answers say `Connection: close`, and idle connections are closed.
     pub(super) stopping: AtomicBool,
     /// Connections that need the event loop after a worker's answer.
     scheduled: Mutex<Vec<u32>>,
     /// Warnings about clients that are answered 503.
-    pub(super) unavailable: Warnings,
+    pub warnings: Arc<Warnings>,
 }
 
 /// The contents of a slot.
@@ -53,22 +55,6 @@ impl Entry {
     fn awaiting(&mut self, slot: Slot) -> Option<&mut Connection> {
         self.connection.as_deref_mut().filter(|connection| connection.awaits(slot.generation))
     }
-}
-
-/// A request that a worker has claimed.
-pub struct Claimed {
-    /// The slot of the connection that waits for the answer.
-    pub slot: Slot,
-    /// The request. Its peer is the client's address: the connection's, or the one that a trusted proxy names; `None` on a
-    /// Unix socket.
-    pub request: Request,
-    pub id: RequestId,
-    /// The fields that its answer will have for a page of another origin.
-    pub cors: Cors,
-    /// When the frontend answers it 503.
-    pub deadline: Instant,
-    /// The memory of the request, to be kept as long as the request.
-    pub held: Option<Reservation>,
 }
 
 /// The calls of workers.
@@ -114,12 +100,6 @@ impl Slots {
         (DOING.into_iter().zip(counts), self.limits.max_connections)
     }
 
-    /// Warns that a request is refused, at most once a second for each reason.
-    pub fn warn(&self, why: Reason, client: Option<IpAddr>, id: &RequestId) {
-        let detail = format_args!(", client={}", ClientName(client));
-        self.unavailable.warn(Instant::now(), why.text(), detail, Some(id));
-    }
-
     /// Returns the number of slots: as many requests may wait for answers.
     pub fn len(&self) -> usize {
         self.entries.len()
@@ -139,7 +119,7 @@ impl Slots {
 
 impl Slots {
     /// Creates free slots for so many connections as the limits allow.
-    pub(super) fn new(limits: Limits, budget: Budget, waker: Waker) -> Slots {
+    pub(super) fn new(limits: Arc<Limits>, budget: Budget, waker: Waker) -> Slots {
         Slots {
             entries: (0..limits.max_connections + MAX_SURPLUS).map(|_| Mutex::default()).collect(),
             budget,
@@ -148,7 +128,7 @@ impl Slots {
             waker,
             stopping: AtomicBool::default(),
             scheduled: Mutex::default(),
-            unavailable: Warnings::default(),
+            warnings: Arc::default(),
         }
     }
 
@@ -197,12 +177,4 @@ impl Slots {
             log::error!("answers may be late, as the frontend cannot be woken ({error}): restart userd");
         }
     }
-}
-
-/// The name of a request, by which a worker finds the client that waits for its answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Slot {
-    pub(super) index: u32,
-    /// The number of the request among all requests of this slot, so that a late answer never meets another client.
-    pub(super) generation: u64,
 }

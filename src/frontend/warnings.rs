@@ -1,10 +1,15 @@
 //! Warnings about clients that are answered 503: at most one a second for each reason, however many there are.
 
-use crate::http::{RequestId, log_line};
+use super::peers::ClientName;
+use crate::{
+    error::Reason,
+    http::{RequestId, log_line},
+};
 use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     fmt, mem,
+    net::IpAddr,
     time::{Duration, Instant},
 };
 
@@ -16,10 +21,15 @@ const INTERVAL: Duration = Duration::from_secs(1);
 pub struct Warnings(Mutex<HashMap<&'static str, (Instant, u64)>>);
 
 impl Warnings {
+    /// Warns that a request is refused, at most once a second for each reason.
+    pub fn refused(&self, why: Reason, client: Option<IpAddr>, id: &RequestId) {
+        self.warn(why.text(), format_args!(", client={}", ClientName(client)), Some(id));
+    }
+
     /// Logs a warning, if the last one for this reason is long enough ago. `id` names the request that is refused, if
     /// there is one.
-    pub fn warn(&self, now: Instant, why: &'static str, detail: fmt::Arguments, id: Option<&RequestId>) {
-        if let Some(skipped) = self.count(now, why) {
+    pub fn warn(&self, why: &'static str, detail: fmt::Arguments, id: Option<&RequestId>) {
+        if let Some(skipped) = self.count(Instant::now(), why) {
             let more = match skipped {
                 0 => String::new(),
                 _ => format!(" (and {skipped} more since the last such line)"),

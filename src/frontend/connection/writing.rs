@@ -87,7 +87,7 @@ impl Connection {
         cors.add_to(&mut response);
         match error {
             Error::Busy(why) => {
-                context.slots.warn(*why, client, &id);
+                context.warnings.refused(*why, client, &id);
                 context.resources.metrics.refused(*why);
             }
             error => log::info!(

@@ -29,8 +29,6 @@ use std::{
 
 /// Connections accepted in one iteration; reading goes on in between.
 const ACCEPTS_PER_ITERATION: usize = 64;
-/// Slots for connections beyond the capacity that are being told so. Each costs a descriptor and some 200 bytes.
-pub const MAX_SURPLUS: usize = 256;
 /// The pause of accepting if the system has no descriptor or memory left for a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Time without a byte after which an answer or an incomplete request may be given up for memory. Clients far away take
@@ -65,7 +63,7 @@ impl EventLoop {
                 // Out of descriptors or memory, most likely: a connection has to go, or time has to pass.
                 Err(error) => {
                     let detail = format_args!(": {error}");
-                    self.slots.unavailable.warn(now, "no connection can be accepted", detail, None);
+                    self.context.warnings.warn("no connection can be accepted", detail, None);
                     if !self.close_oldest_surplus() && !self.make_way(Reason::TooManyConnections, None) {
                         self.accept_at = Some(now + ACCEPT_PAUSE);
                         return;
@@ -77,7 +75,7 @@ impl EventLoop {
 
     /// Gives a client a slot, if only to tell it that there is no capacity.
     fn admit(&mut self, stream: Socket, address: Option<IpAddr>) {
-        let (now, limits) = (self.context.now, &self.slots.limits);
+        let (now, limits) = (self.context.now, &self.context.limits);
         let peer = Peer::new(address, &limits.trusted_proxies);
         let why = Reason::TooManyConnections;
         let full = self.admitted >= limits.max_connections && !self.make_way(why, Some(peer));
@@ -91,12 +89,12 @@ impl EventLoop {
         {
             self.free.push(index);
             let detail = format_args!(": {error}");
-            return self.slots.unavailable.warn(now, "a connection cannot be watched", detail, None);
+            return self.context.warnings.warn("a connection cannot be watched", detail, None);
         }
         self.admitted += 1;
         self.opened += 1;
         self.sweep_at.get_or_insert(now + SWEEP_PAUSE);
-        let held = self.slots.budget.count(0);
+        let held = self.context.resources.budget.count(0);
         let connection = Connection::new(stream, peer, self.opened << 32, held, now);
         self.slots.lock(index).expect("there is a slot for each").connection = Some(Box::new(connection));
         if full {
@@ -163,7 +161,7 @@ impl EventLoop {
     /// Frees the memory that a connection has made counted beyond the limit: at the cost of others, else at its own. A
     /// request that a worker has claimed by now keeps its memory.
     pub(super) fn make_memory(&mut self, index: u32, holder: Peer) {
-        while self.slots.budget.held() > self.slots.budget.limit() {
+        while self.context.resources.budget.is_exceeded() {
             if !self.make_way(Reason::NoMemory, Some(holder)) {
                 return self.call(index, |connection, context| {
                     if !connection.is_unclaimed() {
@@ -177,7 +175,7 @@ impl EventLoop {
 
     /// Frees a part of the budget for a worker that waits for memory, as far as there are connections that may be closed.
     pub(super) fn free_memory(&mut self) {
-        let budget = self.slots.budget.clone();
+        let budget = self.context.resources.budget.clone();
         let enough = budget.held().saturating_sub(budget.limit() / FREED_PART);
         while budget.held() > enough && self.make_way(Reason::NoMemory, None) {}
     }
@@ -185,7 +183,7 @@ impl EventLoop {
     /// Closes the connection that has been surplus for longest, if there is one.
     fn close_oldest_surplus(&mut self) -> bool {
         let surplus = self.slots.each(|index, connection| {
-            connection.surplus.then(|| (connection.deadline(&self.slots.limits), index))
+            connection.surplus.then(|| (connection.deadline(&self.context.limits), index))
         });
         let Some((_, index)) = surplus.into_iter().min() else {
             return false;

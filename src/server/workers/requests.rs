@@ -133,7 +133,7 @@ impl Dispatch {
         let response = match error {
             Error::Busy(why) => {
                 self.app.metrics.refused(why);
-                self.slots.warn(why, request.peer, id);
+                self.slots.warnings.refused(why, request.peer, id);
                 error.answer()
             }
             error => guard(Some(id), || error.into_response(Some(id))).unwrap_or_else(|response| response),

@@ -1,0 +1,109 @@
+//! The states of a connection, and what the event loop is told of them: deadlines, and which connections may go. Pure.
+
+use super::{Connection, writing::Unsent};
+use crate::{
+    config::Limits,
+    frontend::{
+        http1::{framing::Framing, head::Echo},
+        peers::Expendable,
+    },
+    http::{Persistence, Request, RequestId},
+};
+use std::time::{Duration, Instant};
+
+/// The states of a connection. `since` is when it began: deadlines count from there, and no byte moves them. `input` is
+/// what was read and is not used yet.
+pub(super) enum State {
+    /// Between requests; the beginning of the next one may have been read with the last.
+    Idle { since: Instant, input: Vec<u8> },
+    /// A head or a body is arriving.
+    Arriving { since: Instant, framing: Framing, input: Vec<u8> },
+    /// The request is complete, and waits for a worker or is with one.
+    Working { since: Instant, request: InWork, input: Vec<u8> },
+    /// The socket did not take all of an answer.
+    Writing { since: Instant, answer: Unsent },
+    /// The last answer is sent.
+    Closing,
+    /// Shut down for writing; until then bytes are read and thrown away.
+    Lingering { until: Instant },
+}
+
+/// Labels of the states of connections in figures.
+pub const DOING: [&str; 5] = ["idle", "reading", "working", "writing", "closing"];
+
+/// A complete request, until it is answered.
+pub(super) struct InWork {
+    /// `None` once a worker has claimed it.
+    pub request: Option<Request>,
+    pub persistence: Persistence,
+    pub id: RequestId,
+    pub echo: Echo,
+    /// A worker has begun to execute it.
+    pub begun: bool,
+}
+
+impl Connection {
+    /// Returns the place of its state in [`DOING`].
+    pub fn doing(&self) -> usize {
+        match &self.state {
+            State::Idle { .. } => 0,
+            State::Arriving { .. } => 1,
+            State::Working { .. } => 2,
+            State::Writing { .. } => 3,
+            State::Closing | State::Lingering { .. } => 4,
+        }
+    }
+
+    /// Returns whether a request is arriving, or is with the workers.
+    pub fn has_request(&self) -> bool {
+        matches!(self.state, State::Arriving { .. } | State::Working { .. })
+    }
+
+    /// Returns whether it waits for the answer of a worker.
+    pub fn is_working(&self) -> bool {
+        matches!(self.state, State::Working { .. })
+    }
+
+    /// Returns whether a request is arriving, or waits for a worker to claim it. A claimed one is executed, so its client is
+    /// not told otherwise.
+    pub fn is_unclaimed(&self) -> bool {
+        match &self.state {
+            State::Working { request, .. } => request.request.is_some(),
+            state => matches!(state, State::Arriving { .. }),
+        }
+    }
+
+    /// Returns whether the request of that generation still waits for its answer.
+    pub fn awaits(&self, generation: u64) -> bool {
+        self.generation == generation && self.is_working()
+    }
+
+    /// Returns why it may be closed for another connection, and since when.
+    pub fn expendable(&self) -> Option<(Expendable, Instant)> {
+        if self.surplus || self.holder.trusted {
+            return None;
+        }
+        match &self.state {
+            State::Idle { since, .. } | State::Lingering { until: since } => Some((Expendable::Idle, *since)),
+            State::Arriving { since, .. } => Some((Expendable::Incomplete, *since)),
+            State::Writing { answer, .. } => Some((Expendable::Stalled, answer.moved)),
+            State::Working { since, request, .. } if !request.begun => Some((Expendable::Queued, *since)),
+            State::Working { .. } | State::Closing => None,
+        }
+    }
+
+    /// Returns when the state of the connection has to be over.
+    pub fn deadline(&self, limits: &Limits) -> Option<Instant> {
+        let (since, time) = match &self.state {
+            State::Idle { since, .. } => (since, limits.idle_timeout),
+            State::Arriving { since, framing, .. } if framing.is_in_body() => (since, limits.body_timeout),
+            State::Arriving { since, .. } => (since, limits.head_timeout),
+            State::Working { since, .. } => (since, limits.request_timeout),
+            State::Writing { since, .. } => (since, limits.write_timeout),
+            State::Lingering { until } => (until, Duration::ZERO),
+            // The event loop was told to close it.
+            State::Closing => return None,
+        };
+        Some(*since + time)
+    }
+}
