@@ -10,6 +10,7 @@ use std::{
     collections::HashMap,
     fmt, mem,
     net::IpAddr,
+    panic::{AssertUnwindSafe, catch_unwind},
     time::{Duration, Instant},
 };
 
@@ -27,14 +28,15 @@ impl Warnings {
     }
 
     /// Logs a warning, if the last one for this reason is long enough ago. `id` names the request that is refused, if
-    /// there is one.
+    /// there is one. The logger of a program that embeds the service may panic: that loses the line alone.
     pub fn warn(&self, why: &'static str, detail: fmt::Arguments, id: Option<&RequestId>) {
         if let Some(skipped) = self.count(Instant::now(), why) {
             let more = match skipped {
                 0 => String::new(),
                 _ => format!(" (and {skipped} more since the last such line)"),
             };
-            log_line(log::Level::Warn, id, format_args!("503: {why}{detail}{more}"));
+            let line = || log_line(log::Level::Warn, id, format_args!("503: {why}{detail}{more}"));
+            let _ = catch_unwind(AssertUnwindSafe(line));
         }
     }
 
