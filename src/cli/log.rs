@@ -24,8 +24,8 @@ use std::{
 };
 use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::format_description};
 
-/// Pause between two writes under load; some dozens of lines gather.
-const PAUSE: Duration = Duration::from_millis(2);
+/// Pause between two writes, in which lines gather under load. It bounds how often the thread is woken.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// The most bytes that gather while standard error is stuck.
 const MOST_BYTES: usize = 1 << 20;

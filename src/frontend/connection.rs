@@ -23,6 +23,8 @@ use crate::{
 use mio::{Poll, event::Event};
 use nix::libc::MSG_NOSIGNAL;
 use socket2::Socket;
+pub use state::DOING;
+use state::{InWork, State};
 use std::{
     io::{self, ErrorKind, Read},
     mem,
@@ -30,8 +32,6 @@ use std::{
     sync::Arc,
     time::Instant,
 };
-pub use state::DOING;
-use state::{InWork, State};
 pub use writing::{Delivery, LINGER_TIME};
 
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";

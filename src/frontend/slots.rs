@@ -16,11 +16,9 @@ use crate::{
 };
 use mio::Waker;
 use parking_lot::{Mutex, MutexGuard};
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
 };
 
 /// Slots for connections beyond the capacity that are being told so. Each costs a descriptor and some 200 bytes.

@@ -62,8 +62,11 @@ impl Framing {
         if length.is_some_and(|length| length > limits.max_body_bytes as u64) {
             return Err(Error::ContentTooLarge);
         }
+        if length == Some(0) {
+            return Ok(Parsed::Complete(arrived));
+        }
         let body = Incoming::new(arrived, length.map(|length| length as usize));
-        if expects_continue && length != Some(0) && bytes.len() == *used {
+        if expects_continue && bytes.len() == *used {
             self.body = Some(Box::new(body));
             return Ok(Parsed::Continue);
         }
