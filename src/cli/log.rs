@@ -75,10 +75,11 @@ pub fn log_to_stderr(level: LevelFilter, is_json: bool) -> Result<(), Failure> {
     let mut config = ConfigBuilder::new();
     config.set_target_level(off).set_thread_level(off).set_location_level(off).add_filter_allow_str("userd");
     let has_own_form = is_json || *IS_JOURNAL;
-    match has_own_form {
-        true => config.set_time_level(off).set_max_level(off),
-        false => config.set_time_format_custom(TIME),
-    };
+    if has_own_form {
+        config.set_time_level(off).set_max_level(off);
+    } else {
+        config.set_time_format_custom(TIME);
+    }
     let lines = WriteLogger::new(level, config.build(), LogLine { lines, bytes: Vec::new() });
     log::set_max_level(level);
     // Setting a logger fails only if there is one already.

@@ -150,10 +150,10 @@ pub fn recount(config: &Config) -> Result<String, StartError> {
 pub fn grants(config: &Config, role: &str) -> Result<Vec<String>, StartError> {
     let rows = connect_migrated(config)?.query_typed(GRANTS, &[(&role, Type::TEXT)]);
     let rows = rows.map_err(|error| StartError::Statement(explain(&error)))?;
-    match rows.is_empty() {
-        true => Err(StartError::Statement(format!("there is no role {role:?}"))),
-        false => Ok(rows.iter().map(|row| row.get(0)).collect()),
+    if rows.is_empty() {
+        return Err(StartError::Statement(format!("there is no role {role:?}")));
     }
+    Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
 /// Returns findings about the database, as a start would meet them. Changes nothing. Blocks up to `db_connect_timeout`.

@@ -4,7 +4,7 @@
 use super::{
     Format, Mapping, TransferError,
     read::{Record, read, unreadable},
-    rules::{Accepted, Presence, Rules},
+    rules::{Accepted, Rules},
 };
 use crate::{
     config::Config,
@@ -131,9 +131,7 @@ pub fn import(
         let unit = read(input, &rules, &mut |record| {
             if let Ok(object) = &record.members {
                 for (path, presence) in mapped.get_or_insert_with(|| rules.mapped()) {
-                    if *presence < Presence::There {
-                        *presence = rules.presence(object, path).max(*presence);
-                    }
+                    *presence = rules.presence(object, path).max(*presence);
                 }
             }
             batch.push(record);

@@ -49,8 +49,9 @@ pub(super) fn read(input: impl Read, rules: &Rules, each: &mut Each) -> Result<&
         Format::Ndjson if rules.is_document(&first) => {
             let is_long = first.len() > LONGEST;
             let no_users = if is_long { too_long("line", lines.number) } else { unreadable(NO_ARRAY) };
-            let level = if begin == Some(b'[') { 1 } else { 2 };
-            document(Cursor::new(first).chain(lines.input), level, no_users, rules, each).map(|()| "user")
+            let input = Cursor::new(first).chain(lines.input).bytes();
+            let document = Document { input, each, users: 0, has_address: false };
+            document.read(no_users, rules).map(|()| "user")
         }
         Format::Ndjson => lines.objects(first, each).map(|()| "line"),
         Format::Csv => lines.rows(first, rules, each).map(|()| "line"),
@@ -145,16 +146,11 @@ impl<R: BufRead> Lines<R> {
     /// fields without quotes, and take the next rows for a part of a field then. Between tabs, some programs quote and some
     /// write backslashes, so no quote opens.
     fn row(&mut self, mut text: String, separator: char) -> Result<Vec<String>, TransferError> {
-        if separator == '\t' {
-            let fields = text.trim_end_matches(['\r', '\n']).split('\t');
-            let is_ambiguous = |field: &str| field.starts_with('"') || field.contains(['\\', '\r']);
-            let fields: Option<_> =
-                fields.map(|field| (!is_ambiguous(field)).then(|| field.to_owned())).collect();
-            return fields.ok_or_else(|| self.unreadable(AMBIGUOUS));
-        }
+        let has_tabs = separator == '\t';
+        let is_quote = |sign: char| sign == '"' && !has_tabs;
         let (number, mut end, mut is_open) = (self.number, 0, false);
         loop {
-            is_open ^= text[end..].matches('"').count() % 2 == 1;
+            is_open ^= text[end..].matches(is_quote).count() % 2 == 1;
             if !is_open {
                 break;
             }
@@ -166,12 +162,17 @@ impl<R: BufRead> Lines<R> {
             }
         }
         let fields = text.trim_end_matches(['\r', '\n']).split(|sign| {
-            is_open ^= sign == '"';
+            is_open ^= is_quote(sign);
             sign == separator && !is_open
         });
-        let fields: Option<_> = fields.map(unquoted).collect();
-        fields.ok_or_else(|| self.unreadable(QUOTES))
+        let fields: Option<_> = fields.map(if has_tabs { unescaped } else { unquoted }).collect();
+        fields.ok_or_else(|| self.unreadable(if has_tabs { AMBIGUOUS } else { QUOTES }))
     }
+}
+
+/// Returns a field between tabs; `None` if programs read it in different ways.
+fn unescaped(field: &str) -> Option<String> {
+    (!field.starts_with('"') && !field.contains(['\\', '\r'])).then(|| field.to_owned())
 }
 
 /// Returns a field of CSV without its quotes; `None` if programs read it in different ways.
@@ -204,81 +205,105 @@ fn first_sign(text: &[u8]) -> Option<u8> {
     text.iter().copied().find(|byte| !b" \t\r\n".contains(byte))
 }
 
-/// Reads the elements of an array, or of the one array of objects in an object, which `level` brackets surround. They are
-/// numbered by their places. The error is `no_users` if the object is a user itself, or has no array of users.
-fn document(
-    input: impl BufRead,
-    level: usize,
-    no_users: TransferError,
-    rules: &Rules,
-    each: &mut Each,
-) -> Result<(), TransferError> {
-    // The closing brackets that are still to come; and the document with a 0 for all elements of an array.
-    let (mut open, mut outline, mut element) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut in_text, mut is_escaped, mut has_more) = (false, false, false);
-    let (mut users, mut is_of_users, mut has_address) = (0, level == 1, false);
-    for byte in input.bytes() {
-        let byte = byte?;
-        has_address |= byte == b'@';
-        has_more = open.is_empty() && first_sign(&outline).is_some() && first_sign(&[byte]).is_some();
-        if has_more {
-            break;
-        }
-        if open.get(level - 1) != Some(&b']') {
-            outline.push(byte);
-        } else if in_text || open.len() > level || !matches!(byte, b',' | b']') {
-            element.push(byte);
-        } else {
-            let sign = first_sign(&element);
-            if sign.is_some() && outline.ends_with(b"[") {
-                outline.push(b'0');
-            }
-            let is_user = is_of_users || sign == Some(b'{');
-            if is_user && (sign.is_some() || byte == b',' || users > 0) {
-                if users > 0 && !is_of_users {
-                    return Err(unreadable(SEVERAL_ARRAYS));
-                }
-                users += 1;
-                is_of_users = true;
-                let members = serde_json::from_slice(&element).map_err(not_json);
-                each(Record { number: users, members })?;
-            }
-            element.clear();
-            if byte == b']' {
-                outline.push(byte);
-                is_of_users = false;
-            }
-        }
-        if element.len() == LONGEST {
-            return Err(too_long("user", users + 1));
-        }
-        if outline.len() > LONGEST {
+/// A JSON document of which one user at a time is held: each is cut out of the array of users.
+struct Document<'a, R> {
+    input: io::Bytes<R>,
+    each: &'a mut Each<'a>,
+    /// Number of users so far; they are numbered by their places.
+    users: i64,
+    /// True if an `@` was read.
+    has_address: bool,
+}
+
+impl<R: BufRead> Document<'_, R> {
+    /// Reads an array of users; or the members of an object, in which the array of users is the one of objects. The error
+    /// is `no_users` if the object is a user itself, or has no such array.
+    fn read(mut self, no_users: TransferError, rules: &Rules) -> Result<(), TransferError> {
+        let mut outline = Vec::new();
+        if self.read_until(b"[{", &mut outline)? == Some(b'[') {
+            self.array(true)?;
+        } else if !self.object(outline, rules)? {
             return Err(no_users);
         }
-        match byte {
-            _ if is_escaped => is_escaped = false,
-            b'\\' if in_text => is_escaped = true,
-            b'"' => in_text = !in_text,
-            _ if in_text => {}
-            // In ASCII, a closing bracket is two behind the opening one.
-            b'[' | b'{' => open.push(byte + 2),
-            b']' | b'}' if open.pop() != Some(byte) => {
-                return Err(unreadable(format!("it is no JSON behind {users} users")));
+        for byte in self.input {
+            if first_sign(&[byte?]).is_some() {
+                return Err(unreadable("it has text behind its end"));
             }
-            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Reads an object behind its opening bracket. Returns whether it has users, or an empty array where they could be.
+    /// Arrays lose their elements, but for a 0, so that the rest fits into memory.
+    fn object(&mut self, mut outline: Vec<u8>, rules: &Rules) -> Result<bool, TransferError> {
+        outline.push(b'{');
+        loop {
+            match self.read_until(b"[}", &mut outline)? {
+                Some(b'[') => outline.extend(if self.array(false)? { "[]" } else { "[0]" }.bytes()),
+                Some(_) => break,
+                None => return Ok(false),
+            }
+        }
+        outline.push(b'}');
+        let object: Map<String, Value> = serde_json::from_slice(&outline).map_err(|_| self.no_json())?;
+        let is_empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
+        let may_be_empty = !self.has_address && !rules.has_field(&object, "name");
+        let has_array = self.users > 0 || may_be_empty && object.values().any(is_empty);
+        Ok(has_array && !rules.has_field(&object, "email"))
+    }
+
+    /// Reads an array behind its opening bracket, of users from its first object on. Returns whether it is empty.
+    fn array(&mut self, mut is_of_users: bool) -> Result<bool, TransferError> {
+        let mut is_empty = true;
+        loop {
+            let mut element = Vec::new();
+            let end = self.read_until(b",]", &mut element)?;
+            let end = end.ok_or_else(|| too_long("user", self.users + 1))?;
+            let sign = first_sign(&element);
+            is_empty &= sign.is_none();
+            if !is_of_users && sign == Some(b'{') {
+                if self.users > 0 {
+                    return Err(unreadable(SEVERAL_ARRAYS));
+                }
+                is_of_users = true;
+            }
+            // In an empty array, no user is missing between the brackets.
+            if is_of_users && (sign.is_some() || end == b',' || self.users > 0) {
+                self.users += 1;
+                let members = serde_json::from_slice(&element).map_err(not_json);
+                (self.each)(Record { number: self.users, members })?;
+            }
+            if end == b']' {
+                return Ok(is_empty);
+            }
         }
     }
-    let is_empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
-    let has_users = |object: &Map<String, Value>| {
-        let is_none = || !has_address && !rules.has_field(object, "name") && object.values().any(is_empty);
-        let is_array = users > 0 || is_none();
-        is_array && !rules.has_field(object, "email")
-    };
-    match serde_json::from_slice(&outline) {
-        _ if !open.is_empty() => Err(unreadable(format!("it is cut off behind {users} users"))),
-        Err(_) => Err(unreadable(format!("it is no JSON behind {users} users"))),
-        Ok(Value::Object(object)) if !has_users(&object) => Err(no_users),
-        Ok(_) if has_more => Err(unreadable("it has text behind its end")),
-        Ok(_) => Ok(()),
+
+    /// Reads up to one of these signs outside of texts and of brackets, and returns it. `None` if that is too long.
+    fn read_until(&mut self, ends: &[u8], text: &mut Vec<u8>) -> Result<Option<u8>, TransferError> {
+        // The closing brackets that are still to come.
+        let (mut open, mut is_quoted) = (Vec::new(), false);
+        while let Some(byte) = self.input.next().transpose()? {
+            if open.is_empty() && !is_quoted && ends.contains(&byte) {
+                return Ok(Some(byte));
+            }
+            text.push(byte);
+            match byte {
+                _ if text.len() > LONGEST => return Ok(None),
+                b'\\' if is_quoted => text.extend(self.input.next().transpose()?),
+                b'"' => is_quoted = !is_quoted,
+                b'@' => self.has_address = true,
+                _ if is_quoted => {}
+                // In ASCII, a closing bracket is two behind the opening one.
+                b'[' | b'{' => open.push(byte + 2),
+                b']' | b'}' if open.pop() != Some(byte) => return Err(self.no_json()),
+                _ => {}
+            }
+        }
+        Err(unreadable(format!("it is cut off behind {} users", self.users)))
+    }
+
+    fn no_json(&self) -> TransferError {
+        unreadable(format!("it is no JSON behind {} users", self.users))
     }
 }

@@ -96,22 +96,9 @@ impl Rules<'_> {
 
     /// Returns whether a record has a path. A part of a name is there if a member has the whole text.
     pub fn presence(&self, object: &Map<String, Value>, path: &str) -> Presence {
-        let is_part = |text| self.parts.iter().any(|part| part == text);
-        if member(object, path).is_some() || is_part(path) && member(object, &self.paths["name"]).is_some() {
-            return Presence::There;
-        }
-        let ends = path.match_indices('.').map(|(at, _)| at);
-        let found = ends.filter_map(|at| Some((at, member(object, &path[..at])?))).next_back();
-        match found {
-            None => Presence::Missing,
-            Some((_, Value::Null)) => Presence::Possible,
-            Some((at, Value::Array(elements)))
-                if elements.is_empty() && path[at + 1..].starts_with(char::is_numeric) =>
-            {
-                Presence::Possible
-            }
-            Some(_) => Presence::Contradicted,
-        }
+        let is_part = self.parts.iter().any(|part| part == path);
+        let is_whole = is_part && member(object, &self.paths["name"]).is_some();
+        if is_whole { Presence::There } else { presence(object, path) }
     }
 
     /// Returns whether an object has the field of a user.
@@ -255,6 +242,20 @@ fn member<'a>(object: &'a Map<String, Value>, path: &str) -> Option<&'a Value> {
         let (first, rest) = path.split_once('.')?;
         object.get(first)?.pointer(&format!("/{}", rest.replace('.', "/")))
     })
+}
+
+/// Returns whether an object has a path, or else the longest beginning of it that the object has allows it elsewhere.
+fn presence(object: &Map<String, Value>, path: &str) -> Presence {
+    if member(object, path).is_some() {
+        return Presence::There;
+    }
+    let Some((beginning, next)) = path.rsplit_once('.') else { return Presence::Missing };
+    match member(object, beginning) {
+        None => presence(object, beginning),
+        Some(Value::Null) => Presence::Possible,
+        Some(Value::Array(all)) if all.is_empty() && next.starts_with(char::is_numeric) => Presence::Possible,
+        Some(_) => Presence::Contradicted,
+    }
 }
 
 /// Returns the problems that a refusal names.

@@ -36,10 +36,7 @@ pub struct Delivery {
 impl fmt::Display for Delivery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Delivery { taken, length } = self;
-        match taken == length {
-            true => write!(f, "{length}B"),
-            false => write!(f, "{taken}B of {length}B so far"),
-        }
+        if taken == length { write!(f, "{length}B") } else { write!(f, "{taken}B of {length}B so far") }
     }
 }
 
@@ -209,8 +206,5 @@ impl Connection {
 
 /// Returns the events that are asked for of a socket that may have bytes to read.
 pub fn interest(awaits_writable: bool) -> Interest {
-    match awaits_writable {
-        true => Interest::READABLE | Interest::WRITABLE,
-        false => Interest::READABLE,
-    }
+    if awaits_writable { Interest::READABLE | Interest::WRITABLE } else { Interest::READABLE }
 }

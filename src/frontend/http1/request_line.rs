@@ -32,10 +32,9 @@ pub struct RequestLine {
 impl RequestLine {
     /// Parses the line, without its end.
     pub fn parse(line: &[u8]) -> Result<RequestLine, Error> {
-        let malformed = Error::BadRequest(match line.starts_with(b"PROXY ") {
-            true => PROXY_PROTOCOL,
-            false => "the request line is malformed",
-        });
+        let is_of_proxy = line.starts_with(b"PROXY ");
+        let problem = if is_of_proxy { PROXY_PROTOCOL } else { "the request line is malformed" };
+        let malformed = Error::BadRequest(problem);
         let (Some(first), Some(last)) = (memchr(b' ', line), memchr::memrchr(b' ', line)) else {
             return Err(malformed);
         };
