@@ -90,7 +90,7 @@ with_defaults! {
         pub socket: Option<Arc<OwnedFd>> = None,
         /// `NODE_ENV=production`: relations that were not loaded are loaded on access, not refused.
         pub production: bool = false,
-        /// Threads that answer requests.
+        /// Threads that execute requests, no more than `db_pool_size`; two more receive requests, and others hash passwords.
         pub workers: usize = 8,
         /// The create schema.
         pub schema: Schema = Schema::Basic,
@@ -442,6 +442,7 @@ mod tests {
             ("API_TOKEN_LOGIN", "a bearer"),
             ("DB_HOST", "postgres://u:hunter2@h/d"),
             ("DB_HOST", "h;password=hunter2"),
+            ("DB_HOST", "\"\""),
             ("HOST", "postgres://u:hunter2@h/d"),
             ("API_TOKEN_READ", "\"a\"\r\n"),
             ("DB_PORT", "tcp://10.0.0.1:5432"),

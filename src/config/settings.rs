@@ -27,14 +27,14 @@ pub struct Setting {
 }
 
 /// Reads a text into the field of a configuration, or checks the field if there is no text.
-type Access = fn(&mut Config, Option<&str>) -> Checked;
+type Access = fn(&mut Config, Option<&str>) -> Shown;
 
 const fn setting(variable: &'static str, access: Access, help: &'static str) -> Setting {
     Setting { variable, help, access }
 }
 
 /// The outcome for a part of the database's address beside a connection string, and for the port beside a Unix socket.
-const NO_EFFECT: Checked = Ok(Shown::NoEffect);
+const NO_EFFECT: Shown = Ok(None);
 
 /// The most memory that a budget can be: a TiB, or what the machine can address.
 const MOST_MEMORY: usize = match 1_usize.checked_shl(40) {
@@ -79,7 +79,8 @@ pub const SETTINGS: &[Setting] = &[
         "Port to listen on; 0 takes a free one and prints it"),
     setting("NODE_ENV", |c, text| exactly(&mut c.production, text, "production"),
         "`production`: code that reads a relation which was not loaded fetches it; else that is an error. No request does so"),
-    setting("WORKERS", |c, text| whole(&mut c.workers, text, 1..=1000), "Threads that answer requests"),
+    setting("WORKERS", |c, text| whole(&mut c.workers, text, 1..=1000),
+        "Threads that execute requests, no more than `DB_POOL_SIZE`; two more receive requests, others hash"),
     setting("SCHEMA", |c, text| word(&mut c.schema, text, &["basic", "strict"]),
         "Create schema: `basic`, or `strict` (password required)"),
     setting("VALIDATION", |c, text| word(&mut c.validation, text, &["declarative", "parser"]),
@@ -119,7 +120,7 @@ pub const SETTINGS: &[Setting] = &[
     setting("API_TOKEN_LOGIN_FILE", of_command, "File that holds that token"),
     setting("AUTH_ATTEMPTS", |c, text| whole(&mut c.auth_attempts, text, 0..=1_000_000),
         "Wrong passwords a minute from one peer for one e-mail address; 0 for any number"),
-    setting("ALLOWED_HOSTS", |c, text| value(&mut c.allowed_hosts, text, hosts, |names| names.join(",")),
+    setting("ALLOWED_HOSTS", |c, text| value(&mut c.allowed_hosts, text, |text| list(text, host_name), |names| names.join(",")),
         "Further host names that requests without a token may name; `*` for any"),
     setting("ALLOWED_ORIGINS", |c, text| value(&mut c.limits.allowed_origins, text, str::parse, AllowedOrigins::to_string),
         "Origins whose pages may use the service from a browser (CORS); `*` for any, only with a token"),
@@ -136,28 +137,25 @@ pub const SETTINGS: &[Setting] = &[
 ];
 
 /// Shows the text of a variable that the command alone reads, or that names the file with the value of another one.
-fn of_command(_: &mut Config, text: Option<&str>) -> Checked {
+fn of_command(_: &mut Config, text: Option<&str>) -> Shown {
     string(&mut String::new(), text)
 }
 
 impl Setting {
     /// Returns the default as the variable's text, if there is one.
     pub fn default(&self) -> Option<String> {
-        match (self.access)(&mut Config::of_the_command(), None) {
-            // A setting that one text alone turns on is off by default.
-            Ok(Shown::Text(text)) if text != "false" => Some(text).filter(|text| !text.is_empty()),
-            _ => None,
-        }
+        let shown = (self.access)(&mut Config::of_the_command(), None).ok()??;
+        // A setting that one text alone turns on is off by default.
+        Some(shown).filter(|text| !text.is_empty() && text != "false")
     }
 
     /// Reads the variable, if it is there, into the field of `config`.
     fn read(&self, config: &mut Config, lookup: &Lookup) -> Result<(), ConfigError> {
-        if let Ok(Shown::NoEffect) = (self.access)(config, None) {
+        if (self.access)(config, None) == NO_EFFECT {
             return Ok(());
         }
-        let Some(Assigned { variable, text }) = assigned(self.variable, lookup)? else { return Ok(()) };
-        let read = (self.access)(config, Some(&text));
-        read.map(drop).map_err(|line| problem(variable, line))
+        let Some((variable, text)) = assigned(self.variable, lookup)? else { return Ok(()) };
+        (self.access)(config, Some(&text)).map(drop).map_err(|line| problem(variable, line))
     }
 }
 
@@ -197,14 +195,12 @@ impl Config {
         let row = |Setting { variable, access, .. }: &Setting| {
             // The configuration was made, so each text can be read.
             let given = assigned(variable, &lookup).ok().flatten();
-            let source = given.as_ref().map_or("default", |given| given.variable);
+            let (source, text) =
+                given.as_ref().map_or(("default", None), |(name, text)| (*name, Some(&**text)));
             let source = if source == *variable { "environment" } else { source };
-            let (value, source) = match access(self, given.as_ref().map(|given| &*given.text)) {
-                Ok(Shown::Text(text)) => (text, source),
-                Ok(Shown::Secret) => (given.map(|_| "***".to_owned()).unwrap_or_default(), source),
-                Ok(Shown::NoEffect) | Err(_) => (String::new(), "no effect"),
-            };
-            let value = if value.is_empty() { "-".to_owned() } else { value };
+            let shown = access(self, text).ok().flatten();
+            let source = if shown.is_some() { source } else { "no effect" };
+            let value = shown.filter(|text| !text.is_empty()).unwrap_or_else(|| "-".to_owned());
             InForce { variable, value, source }
         };
         SETTINGS.iter().map(row).collect()
@@ -238,20 +234,14 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     SETTINGS.iter().find_map(wrong).map_or(Ok(()), Err)
 }
 
-/// The text of a setting, and the variable that has it or names its file.
-struct Assigned {
-    variable: &'static str,
-    text: String,
-}
-
-/// Returns the text of a variable, or of the file that its `…_FILE` names.
-fn assigned(variable: &'static str, lookup: &Lookup) -> Result<Option<Assigned>, ConfigError> {
+/// Returns the text of a variable, or of the file that its `…_FILE` names; before it the variable that is set.
+fn assigned(variable: &'static str, lookup: &Lookup) -> Result<Option<(&'static str, String)>, ConfigError> {
     let read = |variable: &'static str| match lookup(variable).map(OsString::into_string) {
         None => Ok(None),
         Some(Ok(text)) => Ok(Some(text).filter(|text| !text.is_empty())),
         Some(Err(_)) => Err(problem(variable, "is not UTF-8")),
     };
-    let value = read(variable)?.map(|text| Assigned { variable, text });
+    let value = read(variable)?.map(|text| (variable, text));
     let is_file = |setting: &&Setting| setting.variable.strip_suffix("_FILE") == Some(variable);
     let Some(Setting { variable: file, .. }) = SETTINGS.iter().find(is_file) else { return Ok(value) };
     let Some(path) = read(file)? else { return Ok(value) };
@@ -259,7 +249,7 @@ fn assigned(variable: &'static str, lookup: &Lookup) -> Result<Option<Assigned>,
         return Err(problem(file, format!("cannot be set together with {variable}")));
     }
     let text = read_secret(Path::new(&path)).map_err(|line| problem(file, line))?;
-    Ok(Some(Assigned { variable: file, text }))
+    Ok(Some((file, text)))
 }
 
 /// Returns the text of a file without the end of its last line, and without a byte order mark. The error names the file.

@@ -6,19 +6,9 @@
 use super::{ConfigError, Secret};
 use std::{fmt::Display, ops::RangeInclusive, path::PathBuf, str::FromStr, time::Duration};
 
-/// The value of a setting, as it may be shown.
-#[derive(Debug)]
-pub(super) enum Shown {
-    /// The text that a variable would have; empty for none.
-    Text(String),
-    /// A secret, which is never shown.
-    Secret,
-    /// The configuration has no such field: a part of the database's address beside a connection string.
-    NoEffect,
-}
-
-/// The outcome of reading or checking a setting. The error is its problem.
-pub(super) type Checked = Result<Shown, String>;
+/// The text of the variable that would set the value: empty for none, `***` for a secret. `None` if the configuration has
+/// no such field, as a part of the database's address beside a connection string. The error is a problem.
+pub(super) type Shown = Result<Option<String>, String>;
 
 /// A value that `read` makes of a text, and `show` makes a text of.
 pub(super) fn value<T>(
@@ -26,55 +16,49 @@ pub(super) fn value<T>(
     text: Option<&str>,
     read: impl Fn(&str) -> Result<T, String>,
     show: impl Fn(&T) -> String,
-) -> Checked {
+) -> Shown {
     if let Some(text) = text {
         *field = read(text)?;
     }
-    Ok(Shown::Text(show(field)))
+    Ok(Some(show(field)))
 }
 
 /// A whole number within bounds.
-pub(super) fn whole<T>(field: &mut T, text: Option<&str>, bounds: RangeInclusive<T>) -> Checked
+pub(super) fn whole<T>(field: &mut T, text: Option<&str>, bounds: RangeInclusive<T>) -> Shown
 where
     T: FromStr + PartialOrd + Display + Copy,
 {
-    *field = number(*field, text, "a whole number", "", bounds)?;
-    Ok(Shown::Text(field.to_string()))
+    number(field, text, "a whole number", bounds)
 }
 
 /// A number of seconds from `min` to a day, with or without fractions: the sum of a deadline and the present time stays far
 /// from overflow.
-pub(super) fn seconds(field: &mut Duration, text: Option<&str>, min: f64) -> Checked {
-    let time = number(field.as_secs_f64(), text, "a number of seconds", ".", min..=86_400.0)?;
+pub(super) fn seconds(field: &mut Duration, text: Option<&str>, min: f64) -> Shown {
+    let mut time = field.as_secs_f64();
+    let shown = number(&mut time, text, "a number of seconds", min..=86_400.0)?;
     *field = Duration::from_secs_f64(time);
-    Ok(Shown::Text(time.to_string()))
+    Ok(shown)
 }
 
-/// Returns the number of a text, or the present one, if it is within bounds. The text has ASCII digits and `more` alone: no
-/// sign, no exponent, no space.
-fn number<T>(
-    present: T,
-    text: Option<&str>,
-    kind: &str,
-    more: &str,
-    bounds: RangeInclusive<T>,
-) -> Result<T, String>
+/// A number within bounds. Its text has ASCII digits and dots alone: no sign, no exponent, no space.
+fn number<T>(field: &mut T, text: Option<&str>, kind: &str, bounds: RangeInclusive<T>) -> Shown
 where
     T: FromStr + PartialOrd + Display + Copy,
 {
-    let is_plain = |text: &&str| text.chars().all(|c| c.is_ascii_digit() || more.contains(c));
-    let number = text.map_or(Some(present), |text| Some(text).filter(is_plain)?.parse().ok());
-    number.filter(|number| bounds.contains(number)).ok_or_else(|| {
-        let text = text.map_or_else(|| present.to_string(), str::to_owned);
+    let is_plain = |text: &&str| text.chars().all(|c| c.is_ascii_digit() || c == '.');
+    let number = text.map_or(Some(*field), |text| Some(text).filter(is_plain)?.parse().ok());
+    *field = number.filter(|number| bounds.contains(number)).ok_or_else(|| {
+        let text = text.map_or_else(|| field.to_string(), str::to_owned);
         // Kubernetes sets DB_PORT=tcp://10.0.0.1:5432 beside a service that is named `db`.
         let links = text.starts_with("tcp://");
         let hint = if links { " (with enableServiceLinks: false, Kubernetes sets none)" } else { "" };
         format!("must be {kind} from {} to {}{hint}, not {text:?}", bounds.start(), bounds.end())
-    })
+    })?;
+    Ok(Some(field.to_string()))
 }
 
 /// One of these words.
-pub(super) fn word<T: FromStr + Display>(field: &mut T, text: Option<&str>, words: &[&str]) -> Checked {
+pub(super) fn word<T: FromStr + Display>(field: &mut T, text: Option<&str>, words: &[&str]) -> Shown {
     let read = |text: &str| {
         let known = words.iter().find(|word| **word == text).and_then(|word| word.parse().ok());
         known.ok_or_else(|| format!("must be one of {}, not {text:?}", words.join(", ")))
@@ -83,18 +67,19 @@ pub(super) fn word<T: FromStr + Display>(field: &mut T, text: Option<&str>, word
 }
 
 /// On for exactly this text, off for any other.
-pub(super) fn exactly(field: &mut bool, text: Option<&str>, on: &str) -> Checked {
+pub(super) fn exactly(field: &mut bool, text: Option<&str>, on: &str) -> Shown {
     value(field, text, |text| Ok(text == on), bool::to_string)
 }
 
 /// Any text, without a line end behind it.
-pub(super) fn string(field: &mut String, text: Option<&str>) -> Checked {
+pub(super) fn string(field: &mut String, text: Option<&str>) -> Shown {
     value(field, text, |text| Ok(without_line_end(text).to_owned()), String::clone)
 }
 
 /// A host, or the path of a socket. It is shown, and a connection string may have a password.
-pub(super) fn host(field: &mut String, text: Option<&str>) -> Checked {
+pub(super) fn host(field: &mut String, text: Option<&str>) -> Shown {
     match text {
+        Some(text) if text.starts_with(['"', '\'']) => Err("must not have quotes around it".to_owned()),
         Some(text) if text.contains(['@', '=']) && !text.starts_with('/') && !text.starts_with("unix:") => {
             Err("is not a host: a connection string goes into DATABASE_URL".to_owned())
         }
@@ -103,34 +88,31 @@ pub(super) fn host(field: &mut String, text: Option<&str>) -> Checked {
 }
 
 /// The path of a file or a directory.
-pub(super) fn path(field: &mut Option<PathBuf>, text: Option<&str>) -> Checked {
+pub(super) fn path(field: &mut Option<PathBuf>, text: Option<&str>) -> Shown {
     let show = |path: &Option<PathBuf>| path.clone().unwrap_or_default().display().to_string();
     value(field, text, |text| Ok(Some(text.into())), show)
 }
 
-/// A secret.
-pub(super) fn secret<T: From<Secret>>(field: &mut T, text: Option<&str>) -> Checked {
-    if let Some(text) = text {
-        *field = Secret::from(without_line_end(text)).into();
-    }
-    Ok(Shown::Secret)
+/// A secret. It is never shown.
+pub(super) fn secret<T: From<Secret>>(field: &mut T, text: Option<&str>) -> Shown {
+    let Some(text) = text else { return Ok(Some(String::new())) };
+    *field = Secret::from(without_line_end(text)).into();
+    Ok(Some("***".to_owned()))
 }
 
 /// Tokens of printable ASCII, separated by white space; at least one.
-pub(super) fn tokens(field: &mut Option<Secret>, text: Option<&str>) -> Checked {
-    let is_token = |byte: u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
-    let is_quoted =
-        |text: &str| ['"', '\''].iter().any(|quote| text.starts_with(*quote) && text.ends_with(*quote));
-    // Separated by white space, it would be a token that everybody knows.
-    let is_scheme = |text: &str| text.split_whitespace().any(|token| token.eq_ignore_ascii_case("bearer"));
-    match text.map(str::trim) {
-        Some(text)
-            if text.is_empty() || !text.bytes().all(is_token) || is_quoted(text) || is_scheme(text) =>
-        {
-            Err("must be printable ASCII, without quotes around it or Bearer before it".to_owned())
-        }
-        _ => secret(field, text),
+pub(super) fn tokens(field: &mut Option<Secret>, text: Option<&str>) -> Shown {
+    let is_quoted = |text: &str| ['"', '\''].iter().any(|q| text.starts_with(*q) && text.ends_with(*q));
+    // Separated by white space, `Bearer` would be a token that everybody knows.
+    let is_token = |token: &str| {
+        token.bytes().all(|byte| byte.is_ascii_graphic()) && !token.eq_ignore_ascii_case("bearer")
+    };
+    let is_wrong =
+        |text: &str| text.is_empty() || is_quoted(text) || !text.split_ascii_whitespace().all(is_token);
+    if text.map(str::trim).is_some_and(is_wrong) {
+        return Err("must be printable ASCII, without quotes around it or Bearer before it".to_owned());
     }
+    secret(field, text)
 }
 
 /// Returns a text without the line end that an editor or `echo` has put behind it. A password may end in spaces.
@@ -144,13 +126,10 @@ pub(super) fn list<T>(text: &str, parse: impl Fn(&str) -> Result<T, String>) -> 
     entries.filter(|entry| !entry.is_empty()).map(parse).collect()
 }
 
-/// Returns the names of hosts in a list, and `*`, which stands for any.
-pub(super) fn hosts(text: &str) -> Result<Vec<String>, String> {
-    let is_name =
-        |name: &str| name == "*" || name.chars().all(|c| c.is_ascii_alphanumeric() || "-._".contains(c));
-    list(text, |name| {
-        is_name(name).then(|| name.to_owned()).ok_or_else(|| format!("{name:?} is not a host name"))
-    })
+/// Returns the name of a host in a list, or `*`, which stands for any.
+pub(super) fn host_name(name: &str) -> Result<String, String> {
+    let is_name = name == "*" || name.chars().all(|c| c.is_ascii_alphanumeric() || "-._".contains(c));
+    if is_name { Ok(name.to_owned()) } else { Err(format!("{name:?} is not a host name")) }
 }
 
 pub(super) fn problem(variable: &'static str, problem: impl Into<String>) -> ConfigError {
