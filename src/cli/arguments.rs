@@ -20,7 +20,7 @@ use std::{
 use userd::transfer::Format;
 
 /// The subcommand that was given, with its options and its operand.
-pub struct Given {
+pub struct Args {
     /// Name of the subcommand; empty for the service itself.
     pub verb: String,
     matches: ArgMatches,
@@ -28,9 +28,9 @@ pub struct Given {
     pub assigned: BTreeMap<String, &'static str>,
 }
 
-impl Given {
+impl Args {
     /// Parses the name of the program and the arguments. `None` if they ask for the help or the version, which is printed.
-    pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Option<Given>, Failure> {
+    pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Option<Args>, Failure> {
         let arguments: Vec<OsString> = arguments.collect();
         if arguments.iter().any(|argument| is_connection_string(&argument.to_string_lossy())) {
             return Err(Failure::usage(
@@ -43,7 +43,7 @@ impl Given {
             Err(error) => return Err(Failure::usage(problem(error))),
         };
         let (verb, matches) = matches.remove_subcommand().unwrap_or((String::new(), matches));
-        Ok(Some(Given { verb, matches, assigned: BTreeMap::new() }))
+        Ok(Some(Args { verb, matches, assigned: BTreeMap::new() }))
     }
 
     /// Sets the variables that options stand for, and those that the environment lacks: of `--env-file`, and with
@@ -144,9 +144,9 @@ fn problem(mut error: Error) -> String {
 mod tests {
     use super::{super::export, *};
 
-    fn parse(line: &str) -> Result<Given, String> {
-        let parsed = Given::parse(format!("userd {line}").split_whitespace().map(OsString::from));
-        parsed.map(|given| given.expect("no help was asked for")).map_err(|failure| failure.line)
+    fn parse(line: &str) -> Result<Args, String> {
+        let parsed = Args::parse(format!("userd {line}").split_whitespace().map(OsString::from));
+        parsed.map(|args| args.expect("no help was asked for")).map_err(|failure| failure.line)
     }
 
     #[test]
@@ -208,7 +208,7 @@ mod tests {
             }
         }
         let words = ["userd", "import", "host=h password=hunter2"].map(OsString::from);
-        let problem = Given::parse(words.into_iter()).err().expect("no file").line;
+        let problem = Args::parse(words.into_iter()).err().expect("no file").line;
         assert!(problem.contains("DATABASE_URL") && !problem.contains("hunter2"), "{problem}");
         assert!(parse("import --map name=https://x.org/name,email=@email users").is_ok());
     }
@@ -227,8 +227,8 @@ mod tests {
             ("export --for-spreadsheets users", Format::Csv, Some("users")),
         ];
         for (line, format, file) in rows {
-            let given = parse(line).unwrap_or_else(|problem| panic!("{line}: {problem}"));
-            let found = (export::what(&given).format, given.file(), given.dir());
+            let args = parse(line).unwrap_or_else(|problem| panic!("{line}: {problem}"));
+            let found = (export::options(&args).format, args.file(), args.dir());
             assert_eq!(found, (format, file.map(Path::new), None), "{line}");
         }
         let wrong = [

@@ -1,7 +1,7 @@
 //! The table of subcommands and options, as clap's commands. Parsing, `--help`, the manual page and the completion of
 //! shells follow.
 //!
-//! To add an option: a row here; the file of its subcommand asks `Given` for it. To add a subcommand: a row here, and an
+//! To add an option: a row here; the file of its subcommand asks `Args` for it. To add a subcommand: a row here, and an
 //! arm in `execute` of the module above.
 
 use clap::{

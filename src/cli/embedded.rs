@@ -3,7 +3,7 @@
 
 use super::{
     Failure,
-    arguments::{Given, format_of},
+    arguments::{Args, format_of},
     environment,
     import::{read_seed, seed},
     signals,
@@ -18,14 +18,14 @@ use userd::{
 /// Makes the private cluster of `--embedded`, if it is given, the database of `config`, for as long as the value is kept. A
 /// service starts the server; a subcommand joins the one that a service runs, or starts one. `make`: a missing cluster is
 /// made. Blocks until the server accepts connections.
-pub fn open(given: &Given, config: &mut Config, make: bool) -> Result<Option<Cluster>, Failure> {
-    let Some(dir) = given.dir() else { return Ok(None) };
+pub fn open(args: &Args, config: &mut Config, make: bool) -> Result<Option<Cluster>, Failure> {
+    let Some(dir) = args.dir() else { return Ok(None) };
     // While this is locked, a signal waits: it ends the server, too.
     let mut remains = signals::REMAINS.lock();
     if !make {
         private_postgres::check(&dir).map_err(Failure::runtime)?;
     }
-    let open = if given.verb.is_empty() { Cluster::start } else { Cluster::join };
+    let open = if args.verb.is_empty() { Cluster::start } else { Cluster::join };
     // Some sessions beyond the pool's are for migrations and psql.
     let cluster = open(&dir, config.db_pool_size + 10).map_err(Failure::runtime)?;
     remains.server = cluster.pid();
@@ -34,17 +34,17 @@ pub fn open(given: &Given, config: &mut Config, make: bool) -> Result<Option<Clu
 }
 
 /// Returns the settings, and the private cluster, if one is given, for as long as it is kept.
-pub fn database(given: &Given, make: bool) -> Result<(Config, Option<Cluster>), Failure> {
-    let mut config = environment::config(given).map_err(Failure::usage)?;
-    let cluster = open(given, &mut config, make)?;
+pub fn database(args: &Args, make: bool) -> Result<(Config, Option<Cluster>), Failure> {
+    let mut config = environment::config(args).map_err(Failure::usage)?;
+    let cluster = open(args, &mut config, make)?;
     Ok((config, cluster))
 }
 
 /// Creates the database of `--ephemeral`. With `--seed` it begins with the users of a file, which are imported once for all
 /// services that begin with them.
-pub fn scratch(given: &Given, config: &Config) -> Result<ScratchDatabase, Failure> {
+pub fn scratch(args: &Args, config: &Config) -> Result<ScratchDatabase, Failure> {
     let dir = config.migrations_dir.as_deref();
-    let Some(file) = given.value("--seed") else { return Ok(ScratchDatabase::with_migrations(dir)?) };
+    let Some(file) = args.value("--seed") else { return Ok(ScratchDatabase::with_migrations(dir)?) };
     let (users, format) = (read_seed(file)?, format_of(file).unwrap_or(Format::Ndjson));
     let hash = BuildHasherDefault::<DefaultHasher>::new().hash_one((&users, format as u8));
     let database = ScratchDatabase::filled(dir, Some(hash), |url| {

@@ -1,7 +1,7 @@
 //! The process's environment as a configuration: the variables of the table, what libpq takes from its user, and a socket
 //! that a supervisor passes.
 
-use super::{Failure, arguments::Given};
+use super::{Failure, arguments::Args};
 use listenfd::ListenFd;
 use log::LevelFilter;
 use std::{env, ffi::OsString, os::fd::OwnedFd, sync::Arc};
@@ -14,20 +14,20 @@ const SSL_IS_OFF: &str = "has no effect: TLS to the database is on with the exac
                           as its sslmode says";
 
 /// Returns the configuration that the variables and `--migrate` make.
-pub fn config(given: &Given) -> Result<Config, ConfigError> {
-    let mut config = Config::from_vars(lookup(given))?;
+pub fn config(args: &Args) -> Result<Config, ConfigError> {
+    let mut config = Config::from_vars(lookup(args))?;
     let user = userd::private_postgres::User::with_uid(nix::unistd::Uid::effective().as_raw());
-    config.find_pooler = lookup(given)("DB_PREPARED").is_none();
+    config.find_pooler = lookup(args)("DB_PREPARED").is_none();
     config.os_user = user.map(|user| user.name);
-    config.migrate = given.value("--migrate").is_none_or(|value| value == "on");
+    config.migrate = args.value("--migrate").is_none_or(|value| value == "on");
     Ok(config)
 }
 
 /// Returns a look-up of the variables. With `--embedded` those that say which database is used have no effect.
-pub fn lookup(given: &Given) -> impl Fn(&str) -> Option<OsString> + use<> {
+pub fn lookup(args: &Args) -> impl Fn(&str) -> Option<OsString> + use<> {
     let variables = SETTINGS.iter().map(|setting| setting.variable);
     let of_database = variables.take_while(|name| *name != "DB_POOL_SIZE");
-    let ignored: Vec<_> = of_database.filter(|_| given.has("--embedded")).collect();
+    let ignored: Vec<_> = of_database.filter(|_| args.has("--embedded")).collect();
     move |name| value(name).filter(|_| !ignored.contains(&name))
 }
 
@@ -36,17 +36,21 @@ pub fn value(name: &str) -> Option<OsString> {
     env::var_os(name).filter(|value| !value.is_empty())
 }
 
-/// Returns the level of the log, and whether its lines are JSON. [`config`] has checked both variables.
-pub fn log() -> (LevelFilter, bool) {
-    let level = value("LOG_LEVEL").and_then(|level| level.to_str()?.parse().ok());
-    (level.unwrap_or(LevelFilter::Info), value("LOG_FORMAT").is_some_and(|format| format == "json"))
+/// Returns the level of the log. [`config`] checks the variable.
+pub fn log_level() -> LevelFilter {
+    value("LOG_LEVEL").and_then(|level| level.to_str()?.parse().ok()).unwrap_or(LevelFilter::Info)
+}
+
+/// Returns whether the lines of the log are JSON.
+pub fn logs_json() -> bool {
+    value("LOG_FORMAT").is_some_and(|format| format == "json")
 }
 
 /// Returns a line for each variable that may not do what a person expects of it: `DB_SSL` that leaves TLS off, and a name
 /// that is nearly the name of a setting without a value.
-pub fn warnings(given: &Given, config: &Config) -> Vec<String> {
+pub fn warnings(args: &Args, config: &Config) -> Vec<String> {
     let is_on = matches!(config.database, Database::Parts { ssl: true, .. });
-    let ssl = lookup(given)("DB_SSL").filter(|text| !is_on && text != "false");
+    let ssl = lookup(args)("DB_SSL").filter(|text| !is_on && text != "false");
     let ssl = ssl.map(|text| format!("DB_SSL={text:?} {SSL_IS_OFF}"));
     let misspelt = env::vars_os().filter_map(|(name, _)| {
         let name = name.to_str()?;

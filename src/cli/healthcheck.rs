@@ -3,7 +3,7 @@
 
 use super::{
     Failure,
-    arguments::Given,
+    arguments::Args,
     environment,
     signals::{exit, spawn},
 };
@@ -25,8 +25,8 @@ const QUESTION_PAUSE: Duration = Duration::from_millis(100);
 const ANSWER_BYTES: u64 = 4096;
 
 /// Asks if the service is ready, until the answer is from a recent probe. Blocks for up to the `request_timeout`.
-pub fn healthcheck(given: &Given) -> Result<(), Failure> {
-    let config = environment::config(given).map_err(Failure::usage)?;
+pub fn healthcheck(args: &Args) -> Result<(), Failure> {
+    let config = environment::config(args).map_err(Failure::usage)?;
     let address = if config.host.starts_with("unix:") {
         config.host
     } else {

@@ -1,6 +1,6 @@
 //! `userd import`: creates the users of a file or of standard input.
 
-use super::{Failure, arguments::Given, embedded, log::with_priority, progress, signals};
+use super::{Failure, arguments::Args, embedded, log::with_priority, progress, signals};
 use indicatif::HumanCount;
 use log::Level;
 use std::{
@@ -14,30 +14,30 @@ use userd::{
     transfer::{self, FIELDS, Format, Import, Imported, Mapping, Progress, TransferError},
 };
 
-/// Imports the users of a file, or of standard input, and says what has become of each line that is refused. A private
-/// cluster is made and migrated where it is missing, unless nothing is to be changed. Blocks until that is done.
-pub fn import(given: &Given) -> Result<(), Failure> {
-    let map = given.value("--map").map(|map| mapping(&map.to_string_lossy())).transpose();
-    let what = Import {
-        format: given.format(),
+/// Imports the users of a file, or of standard input, and reports each line that is refused. A private cluster that is
+/// missing is made and migrated, except for a dry run. Blocks until that is done.
+pub fn import(args: &Args) -> Result<(), Failure> {
+    let map = args.value("--map").map(|map| mapping(&map.to_string_lossy())).transpose();
+    let options = Import {
+        format: args.format(),
         map: map.map_err(|problem| Failure::usage(format!("--map {problem}")))?,
-        ignore_unknown: given.has("--ignore-unknown"),
-        skip_invalid: given.has("--skip-invalid"),
-        skip_existing: given.has("--skip-existing"),
-        dry_run: given.has("--dry-run"),
-        as_is: given.has("--as-is"),
-        keep_ids: given.has("--keep-ids"),
-        requires_ids: given.has("--keep-ids"),
+        ignore_unknown: args.has("--ignore-unknown"),
+        skip_invalid: args.has("--skip-invalid"),
+        skip_existing: args.has("--skip-existing"),
+        dry_run: args.has("--dry-run"),
+        as_is: args.has("--as-is"),
+        keep_ids: args.has("--keep-ids"),
+        requires_ids: args.has("--keep-ids"),
     };
-    let file = given.file();
+    let file = args.file();
     let opened = match file {
         Some(file) => File::open(file),
         None => nix::unistd::dup(io::stdin()).map(File::from).map_err(io::Error::from),
     };
     let input = opened.map_err(|error| unreadable(file.unwrap_or(Path::new("-")), error))?;
     let bytes = input.metadata().ok().filter(Metadata::is_file).map(|found| found.len());
-    let (config, cluster) = embedded::database(given, !what.dry_run)?;
-    if cluster.is_some() && !what.dry_run {
+    let (config, cluster) = embedded::database(args, !options.dry_run)?;
+    if cluster.is_some() && !options.dry_run {
         check::migrate(&config)?;
     }
     let bar = match bytes {
@@ -45,13 +45,13 @@ pub fn import(given: &Given) -> Result<(), Failure> {
         None => progress::bar(None, "{spinner} {msg} lines, {bytes_per_sec}"),
     };
     let input = bar.wrap_read(input);
-    let imported = transfer::import(&config, &what, input, &mut |progress| match progress {
+    let imported = transfer::import(&config, &options, input, &mut |progress| match progress {
         Progress::Checked(records) => bar.set_message(HumanCount(records).to_string()),
         // From now on a signal has no effect.
         Progress::Committing => mem::forget(signals::REMAINS.lock()),
     });
     drop(bar);
-    let done = outcome(&what, imported)?;
+    let done = outcome(&options, imported)?;
     let _ = writeln!(io::stdout(), "{done}");
     Ok(())
 }
@@ -76,8 +76,8 @@ pub fn read_seed(file: &Path) -> Result<Vec<u8>, Failure> {
 /// Creates users in a database that begins with them: whatever their columns can hold, with their ids if they have some.
 /// Blocks until that is done.
 pub fn seed(config: &Config, users: &[u8], format: Format) -> Result<(), Failure> {
-    let what = Import { format: Some(format), as_is: true, keep_ids: true, ..Import::default() };
-    outcome(&what, transfer::import(config, &what, users, &mut |_| ())).map(drop)
+    let options = Import { format: Some(format), as_is: true, keep_ids: true, ..Import::default() };
+    outcome(&options, transfer::import(config, &options, users, &mut |_| ())).map(drop)
 }
 
 fn unreadable(file: &Path, error: io::Error) -> Failure {
@@ -87,7 +87,7 @@ fn unreadable(file: &Path, error: io::Error) -> Failure {
 
 /// Writes the refused lines to standard error, which may be a terminal that is closed, and returns the line that says how
 /// many users were imported. An error if there are none because of the refused lines.
-fn outcome(what: &Import, imported: Result<Imported, TransferError>) -> Result<String, Failure> {
+fn outcome(options: &Import, imported: Result<Imported, TransferError>) -> Result<String, Failure> {
     let Imported { users, existing, refused, problems, unit, left_out } =
         imported.map_err(|error| match error {
             TransferError::Start(error) => error.into(),
@@ -102,10 +102,10 @@ fn outcome(what: &Import, imported: Result<Imported, TransferError>) -> Result<S
     if more > 0 {
         complain(format!("and {more} more"));
     }
-    if refused > 0 && !what.skip_invalid {
+    if refused > 0 && !options.skip_invalid {
         return Err(Failure::runtime(format!("lines refused: {refused}; nothing was imported")));
     }
-    let verb = if what.dry_run { "would import" } else { "imported" };
+    let verb = if options.dry_run { "would import" } else { "imported" };
     let mut line = format!("{verb}: {users}, existing: {existing}, refused: {refused}");
     for (name, count) in &left_out {
         line.push_str(&format!(", left out {name:?}: {count}"));

@@ -42,7 +42,7 @@ static DROPPED_LINES: AtomicUsize = AtomicUsize::new(0);
 /// True if standard error is a stream of systemd's journal, for a log in text. A shell may have redirected it, which leaves
 /// the variable as it was.
 static IS_JOURNAL: LazyLock<bool> = LazyLock::new(|| {
-    let stream = environment::value("JOURNAL_STREAM").filter(|_| !environment::log().1);
+    let stream = environment::value("JOURNAL_STREAM").filter(|_| !environment::logs_json());
     fstat(io::stderr()).is_ok_and(|found| stream == Some(format!("{}:{}", found.st_dev, found.st_ino).into()))
 });
 

@@ -2,7 +2,7 @@
 
 use super::{
     Failure,
-    arguments::Given,
+    arguments::Args,
     commands::{EXIT_STATUS, TABLE, command},
     print,
 };
@@ -58,8 +58,8 @@ fn page() -> io::Result<Vec<u8>> {
 }
 
 /// Prints what makes the operand's shell complete the arguments.
-pub fn completion(given: &Given) -> Result<(), Failure> {
-    let shell: Shell = given.word().parse().map_err(Failure::usage)?;
+pub fn completion(args: &Args) -> Result<(), Failure> {
+    let shell: Shell = args.word().parse().map_err(Failure::usage)?;
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut command(), "userd", &mut script);
     print(script)

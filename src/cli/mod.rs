@@ -19,7 +19,7 @@ mod signals;
 mod verbs;
 
 use ::log::Level;
-use arguments::Given;
+use arguments::Args;
 use std::{
     env,
     io::{self, Write},
@@ -30,7 +30,7 @@ use userd::{StartError, check};
 /// Executes the command line, to its end. Returns the exit code.
 pub fn run() -> ExitCode {
     signals::reset();
-    let done = Given::parse(env::args_os()).and_then(|given| given.map_or(Ok(()), execute));
+    let done = Args::parse(env::args_os()).and_then(|args| args.map_or(Ok(()), execute));
     let Failure { code, line } = done.err().unwrap_or_default();
     report(&line);
     ExitCode::from(code)
@@ -39,7 +39,7 @@ pub fn run() -> ExitCode {
 /// Says why the process ends, if `line` is not empty: on standard error, or in the log of a service if it is in JSON. Blocks
 /// until the log is written.
 fn report(line: &str) {
-    let is_logged = environment::log().1 && ::log::log_enabled!(Level::Error);
+    let is_logged = environment::logs_json() && ::log::log_enabled!(Level::Error);
     if is_logged && !line.is_empty() {
         ::log::error!("{line}");
     }
@@ -52,27 +52,27 @@ fn report(line: &str) {
 }
 
 /// Executes the subcommand.
-fn execute(mut given: Given) -> Result<(), Failure> {
+fn execute(mut args: Args) -> Result<(), Failure> {
     // The process has one thread so far.
-    given.set_variables()?;
-    let given = &given;
-    let interrupted = match given.verb.as_str() {
-        "" => return serve::serve(given),
+    args.set_variables()?;
+    let args = &args;
+    let interrupted = match args.verb.as_str() {
+        "" => return serve::serve(args),
         "import" => "interrupted; nothing was imported",
         _ => "",
     };
     signals::on_signals(move |signal| signals::exit(128 + signal, interrupted))?;
-    match given.verb.as_str() {
-        "export" => export::export(given),
-        "import" => import::import(given),
-        "migrate" => verbs::migrate(given),
-        "check" => verbs::check(given),
-        "recount" => verbs::recount(given),
-        "grants" => verbs::grants(given),
-        "config" => verbs::config(given),
-        "healthcheck" => healthcheck::healthcheck(given),
+    match args.verb.as_str() {
+        "export" => export::export(args),
+        "import" => import::import(args),
+        "migrate" => verbs::migrate(args),
+        "check" => verbs::check(args),
+        "recount" => verbs::recount(args),
+        "grants" => verbs::grants(args),
+        "config" => verbs::config(args),
+        "healthcheck" => healthcheck::healthcheck(args),
         "man" => manual::man(),
-        _ => manual::completion(given),
+        _ => manual::completion(args),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Runs the service from its start to the end of the process. The address is bound before a database is started, so
 //! that a port that is taken is told at once.
 
-use super::{Failure, arguments::Given, embedded, environment, log::log_to_stderr, privileges, signals};
+use super::{Failure, arguments::Args, embedded, environment, log::log_to_stderr, privileges, signals};
 use std::{
     io::{self, Write},
     os::unix::net::UnixDatagram,
@@ -12,36 +12,35 @@ use userd::{BoundServer, Database, private_postgres::Account, server};
 const BROKEN: &str = "nothing could be served any more; the log says why, start it again";
 
 /// Runs the service until a signal, or the end of its parent, ends it.
-pub fn serve(given: &Given) -> Result<(), Failure> {
-    let (level, is_json) = environment::log();
-    log_to_stderr(level, is_json)?;
-    let (is_embedded, is_ephemeral) = (given.has("--embedded"), given.has("--ephemeral"));
-    if is_ephemeral && given.value("--embedded").is_some() {
+pub fn serve(args: &Args) -> Result<(), Failure> {
+    log_to_stderr(environment::log_level(), environment::logs_json())?;
+    let (is_embedded, is_ephemeral) = (args.has("--embedded"), args.has("--ephemeral"));
+    if is_ephemeral && args.value("--embedded").is_some() {
         return Err(Failure::usage("--ephemeral keeps nothing: it goes without a directory"));
     }
     let is_kept = is_embedded && !is_ephemeral;
-    let mut config = environment::config(given).map_err(Failure::usage)?;
+    let mut config = environment::config(args).map_err(Failure::usage)?;
     config.socket = environment::passed_socket()?;
     server::check_system(&config)?;
-    for line in environment::warnings(given, &config) {
+    for line in environment::warnings(args, &config) {
         log::warn!("{line}");
     }
     let account = is_embedded.then(|| Account::find(is_kept)).transpose().map_err(Failure::runtime)?;
     // A signal does not interrupt the making or the start of a cluster.
     signals::HAS_WORK.store(is_kept, SeqCst);
     signals::end_service()?;
-    let has_commands = given.has("--commands");
-    let is_parent = given.occurrences("--with-parent").any(|pid| pid.is_none());
+    let has_commands = args.has("--commands");
+    let is_parent = args.occurrences("--with-parent").any(|pid| pid.is_none());
     if is_parent && !has_commands {
         signals::watch_input(None, is_parent)?;
     }
-    for pid in given.occurrences("--with-parent").flatten() {
+    for pid in args.occurrences("--with-parent").flatten() {
         signals::watch_parent(pid)?;
     }
 
     let bound = BoundServer::bind(&config)?;
-    let mut cluster = if is_kept { embedded::open(given, &mut config, true)? } else { None };
-    let scratch = is_ephemeral.then(|| embedded::scratch(given, &config)).transpose()?;
+    let mut cluster = if is_kept { embedded::open(args, &mut config, true)? } else { None };
+    let scratch = is_ephemeral.then(|| embedded::scratch(args, &config)).transpose()?;
     if let Some(scratch) = &scratch {
         config.database = Database::Url(scratch.url().into());
     }
@@ -50,7 +49,7 @@ pub fn serve(given: &Given) -> Result<(), Failure> {
     let (server, control) = match scratch.as_ref().filter(|_| has_commands) {
         Some(scratch) => {
             let (server, control) = scratch.serve(bound, config, on_listening, on_broken)?;
-            if given.has("--seed") {
+            if args.has("--seed") {
                 control.save(None).map_err(Failure::runtime)?;
             }
             (server, Some(control))

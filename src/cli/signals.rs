@@ -24,7 +24,7 @@ use userd::{private_postgres::Cluster, testing::Control};
 const WATCH_PAUSE: Duration = Duration::from_secs(1);
 
 /// Time after the first signal in which a further one counts as its repetition.
-const ONE_WISH: Duration = Duration::from_secs(1);
+const REPETITION: Duration = Duration::from_secs(1);
 
 /// False while there is nothing to finish, so that the first signal ends the service at once, too.
 pub static HAS_WORK: AtomicBool = AtomicBool::new(false);
@@ -43,7 +43,7 @@ pub struct Remains {
     pub file: Option<PathBuf>,
 }
 
-/// Remains that [`exit`] removes. Locked, they delay it.
+/// Remains that [`exit`] removes. It waits while they are locked.
 pub static REMAINS: Mutex<Remains> = Mutex::new(Remains { server: None, file: None });
 
 /// Ends the process at once, and leaves nothing that is unfinished. `line` is for standard error, and may be empty.
@@ -89,12 +89,12 @@ pub fn end(end: Result<(), String>) {
 }
 
 /// Lets signals end the service from now on: the first one, once the requests in flight are finished; one that comes a
-/// second or more later, at once. A signal within [`ONE_WISH`] of the first one is part of it: `timeout` and npm pass on
+/// second or more later, at once. A signal within [`REPETITION`] of the first one is part of it: `timeout` and npm pass on
 /// what the terminal has sent already.
 pub fn end_service() -> Result<(), Failure> {
     let mut first: Option<Instant> = None;
     on_signals(move |signal| match first {
-        Some(first) if first.elapsed() < ONE_WISH => {}
+        Some(first) if first.elapsed() < REPETITION => {}
         None if HAS_WORK.load(SeqCst) => {
             first = Some(Instant::now());
             end(Ok(()));

@@ -1,6 +1,6 @@
 //! `userd migrate`, `check`, `recount`, `grants` and `config`, for operators.
 
-use super::{Failure, arguments::Given, embedded, environment, print};
+use super::{Failure, arguments::Args, embedded, environment, print};
 use userd::{
     Database, Secret,
     check::{self, Weight},
@@ -9,8 +9,8 @@ use userd::{
 };
 
 /// Applies the migrations that are missing, and says which. Blocks as a start does.
-pub fn migrate(given: &Given) -> Result<(), Failure> {
-    let (config, _cluster) = embedded::database(given, true)?;
+pub fn migrate(args: &Args) -> Result<(), Failure> {
+    let (config, _cluster) = embedded::database(args, true)?;
     let applied = check::migrate(&config)?;
     let mut text: String = applied.iter().map(|name| format!("applied {name}\n")).collect();
     if applied.is_empty() {
@@ -20,30 +20,30 @@ pub fn migrate(given: &Given) -> Result<(), Failure> {
 }
 
 /// Counts all users anew.
-pub fn recount(given: &Given) -> Result<(), Failure> {
-    let (config, _cluster) = embedded::database(given, false)?;
+pub fn recount(args: &Args) -> Result<(), Failure> {
+    let (config, _cluster) = embedded::database(args, false)?;
     let line = check::recount(&config)?;
     print(format!("{line}\n"))
 }
 
 /// Prints the statements that let a role run the service.
-pub fn grants(given: &Given) -> Result<(), Failure> {
-    let (config, _cluster) = embedded::database(given, false)?;
-    let grants = check::grants(&config, &given.word())?;
+pub fn grants(args: &Args) -> Result<(), Failure> {
+    let (config, _cluster) = embedded::database(args, false)?;
+    let grants = check::grants(&config, &args.word())?;
     print(grants.iter().map(|grant| format!("{grant}\n")).collect::<String>())
 }
 
 /// Prints one line for each finding. The exit code is 1 if one of them is a problem.
-pub fn check(given: &Given) -> Result<(), Failure> {
+pub fn check(args: &Args) -> Result<(), Failure> {
     let mut findings = Vec::new();
-    match environment::config(given) {
+    match environment::config(args) {
         Ok(mut config) => {
-            let notes = environment::warnings(given, &config).into_iter();
+            let notes = environment::warnings(args, &config).into_iter();
             findings.extend(notes.map(|line| (Weight::Note, "configuration", line)));
             let limits = server::check_system(&config).err();
             findings.extend(limits.map(|error| (Weight::Problem, "system", error.to_string())));
-            match embedded::open(given, &mut config, false) {
-                Ok(_cluster) => findings.extend(check::check(&config, given.has("--counts"))),
+            match embedded::open(args, &mut config, false) {
+                Ok(_cluster) => findings.extend(check::check(&config, args.has("--counts"))),
                 Err(Failure { line, .. }) => findings.push((Weight::Problem, "database", line)),
             }
         }
@@ -60,14 +60,14 @@ pub fn check(given: &Given) -> Result<(), Failure> {
 }
 
 /// Prints the table of the settings in force. Starts nothing.
-pub fn config(given: &Given) -> Result<(), Failure> {
-    let mut config = environment::config(given).map_err(Failure::usage)?;
-    if given.has("--embedded") {
+pub fn config(args: &Args) -> Result<(), Failure> {
+    let mut config = environment::config(args).map_err(Failure::usage)?;
+    if args.has("--embedded") {
         config.database = Database::Url(Secret::default());
     }
-    let rows = config.in_force(environment::lookup(given));
+    let rows = config.in_force(environment::lookup(args));
     for InForce { variable, value, source } in &rows {
-        let place = given.assigned.get(*variable).filter(|_| *source == "environment");
+        let place = args.assigned.get(*variable).filter(|_| *source == "environment");
         print(format!("{variable:<20} {value:<24} {}\n", place.unwrap_or(source)))?;
     }
     Ok(())

@@ -26,7 +26,7 @@ pub struct Export {
     pub for_spreadsheets: bool,
 }
 
-/// Characters with which a formula begins in a spreadsheet, or which it leaves out before one.
+/// Characters that begin a formula in a spreadsheet, or that a spreadsheet ignores before one.
 const FORMULA: [char; 11] = ['=', '+', '-', '@', '\t', '\r', '\n', '＝', '＋', '－', '＠'];
 
 /// Characters that end a cell, within quotes or not, if a spreadsheet's language uses the comma in numbers.
@@ -43,7 +43,7 @@ const WRITE: usize = 64 << 10;
 /// that are written, and the number of all.
 ///
 /// # Errors
-/// After any of them the output is not complete.
+/// After an error the output is not complete.
 pub fn export(
     config: &Config,
     export: Export,

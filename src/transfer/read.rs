@@ -216,8 +216,8 @@ struct Document<'a, R> {
 }
 
 impl<R: BufRead> Document<'_, R> {
-    /// Reads an array of users; or the members of an object, in which the array of users is the one of objects. The error
-    /// is `no_users` if the object is a user itself, or has no such array.
+    /// Reads the document: an array of users, or an object with one array of objects, which are the users. The error is
+    /// `no_users` if the object is a user itself, or has no such array.
     fn read(mut self, no_users: TransferError, rules: &Rules) -> Result<(), TransferError> {
         let mut outline = Vec::new();
         if self.read_until(b"[{", &mut outline)? == Some(b'[') {
@@ -233,8 +233,8 @@ impl<R: BufRead> Document<'_, R> {
         Ok(())
     }
 
-    /// Reads an object behind its opening bracket. Returns whether it has users, or an empty array where they could be.
-    /// Arrays lose their elements, but for a 0, so that the rest fits into memory.
+    /// Reads an object behind its opening bracket. Returns whether it has users, or an empty array that could have some.
+    /// Of the elements of an array only a 0 is kept, so that the outline of the object fits into memory.
     fn object(&mut self, mut outline: Vec<u8>, rules: &Rules) -> Result<bool, TransferError> {
         outline.push(b'{');
         loop {

@@ -20,14 +20,14 @@ use subtle::ConstantTimeEq;
 pub(super) const BOUNDS: &str =
     "128 MiB, 256 MiB times passes, bcrypt's 12, 2000000 rounds of PBKDF2 or 1048576 of MD5";
 
-/// The problem of a hash that is none of those that are verified.
+/// The problem of a hash in a format that is not verified.
 const UNKNOWN: &str = "is neither an Argon2id, bcrypt, PBKDF2, scrypt nor WordPress hash";
 
 /// The problem of a hash in PHC form that the crates do not verify, although it is whole.
 const OTHER_LENGTHS: &str =
     "has a salt of fewer than 8 or more than 48 bytes, or an output of fewer than 10 or more than 64";
 
-/// Names in braces before hashes that say themselves what they are.
+/// Names that may precede a hash in braces, if the hash names its format, too.
 const SCHEMES: [&str; 6] = ["bcrypt", "argon2", "argon2i", "argon2id", "crypt", "blf-crypt"];
 
 /// Beginnings of hashes that are not verified.
@@ -224,7 +224,7 @@ fn of_python(text: &str) -> Option<String> {
     })
 }
 
-/// Returns the base64 of bytes in hexadecimal digits; of another text, what is no base64.
+/// Returns the base64 of bytes in hexadecimal digits, or `?`, which is no base64, for another text.
 fn of_hex(text: &str) -> String {
     let byte = |at: usize| u8::from_str_radix(text.get(at..at + 2)?, 16).ok();
     let bytes: Option<Vec<u8>> = (0..text.len()).step_by(2).map(byte).collect();

@@ -109,7 +109,7 @@ impl Hasher {
         Ok(PasswordHash(hash.to_string().into()))
     }
 
-    /// Returns whether the password is the one that was hashed, at whatever cost; never if it is empty. Without a hash it
+    /// Checks whether the password is the one that was hashed, at whatever cost; an empty one never is. Without a hash it
     /// is not, after the work of this hasher's cost, so that the time does not tell which users exist or have a password;
     /// an imported hash takes its own time. Blocks for the work of one hash; of two for a password in another form than
     /// NFC, which may have been hashed as it was sent.
