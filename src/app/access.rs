@@ -15,7 +15,7 @@ use subtle::ConstantTimeEq;
 pub struct Access {
     /// Digests of the tokens, each with the callers that it stands for; none if no token is needed. Digests are compared: equally long, and a
     /// difference in their first bytes tells nothing of the token.
-    tokens: Option<Vec<([u8; 32], Callers)>>,
+    pub(super) tokens: Option<Vec<([u8; 32], Callers)>>,
     /// Names of hosts in requests without a token, beside names that no stranger can own; `None` for any name.
     hosts: Option<Vec<String>>,
     /// Origins of pages that may send requests.

@@ -25,13 +25,12 @@ use crate::http::{Cors, Request, RequestId, Response};
 use crate::metrics::Metrics;
 use crate::users::password::{Hasher, PasswordHash};
 use access::Access;
-use pages::Description;
 use parking_lot::Mutex;
 use routes::Found;
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-use std::{sync::Arc, thread};
+use std::{net::SocketAddr, thread};
 use strum::VariantNames;
 use throttle::Throttle;
 use validation::BodySchemas;
@@ -61,7 +60,8 @@ pub struct App {
     /// The page for the browser is served.
     pub(crate) ui: bool,
     prober: Prober,
-    description: Description,
+    /// The answer of `/openapi.json`, made when it is first asked for.
+    description: OnceLock<Response>,
     /// `/readyz` reports the service as unready.
     stopping: AtomicBool,
     pub(crate) metrics: Arc<Metrics>,
@@ -101,7 +101,7 @@ impl App {
                 max_per_page: config.max_per_page,
                 ui: config.serves_ui(addr),
                 prober,
-                description: pages::describe(config),
+                description: OnceLock::new(),
                 stopping: AtomicBool::default(),
                 metrics: Arc::new(Metrics::new(Lane::VARIANTS)),
                 hasher: Hasher::new(config.password_hashing),

@@ -4,7 +4,7 @@
 //! Never blocks, as the frontend asks for the health on its only thread.
 
 use super::{App, validation};
-use crate::config::{Config, Schema};
+use crate::config::Schema;
 use crate::http::Response;
 use crate::metrics::Text;
 use base64ct::{Base64, Encoding};
@@ -66,22 +66,15 @@ pub fn index(app: &App) -> Response {
     Response::json(200, &paths)
 }
 
-/// Answers `/openapi.json`: the description of the service, made when it is first asked for.
+/// Answers `/openapi.json`: the description of the service.
 pub fn description(app: &App) -> Response {
-    Response::clone(&app.description)
+    let needs_token = app.access.tokens.is_some();
+    let document = || document(app.schemas.variant, app.max_per_page, needs_token);
+    app.description.get_or_init(|| Response::json(200, &document())).clone()
 }
-
-/// The answer of `/openapi.json`.
-pub type Description = LazyLock<Response, Box<dyn FnOnce() -> Response + Send>>;
 
 /// Returns the description of a service with these settings: `schemas/openapi.json`, with the very schemas in it that
 /// bodies are checked against.
-pub fn describe(config: &Config) -> Description {
-    let (schema, max_per_page, needs_token) =
-        (config.schema, config.max_per_page, config.api_token.is_some());
-    LazyLock::new(Box::new(move || Response::json(200, &document(schema, max_per_page, needs_token))))
-}
-
 fn document(schema: Schema, max_per_page: u32, needs_token: bool) -> Value {
     const TEXT: &str = include_str!("../../schemas/openapi.json");
     let mut document: Value = serde_json::from_str(TEXT).expect("a file of this crate is JSON");
@@ -147,8 +140,7 @@ mod tests {
     #[test]
     fn the_schemas_that_bodies_are_held_against() {
         for (schema, required) in [(Schema::Basic, 2), (Schema::Strict, 3)] {
-            let config = Config { schema, max_per_page: 77, ..Config::default() };
-            let document = describe(&config).value();
+            let document = document(schema, 77, false);
             let schemas = &document["components"]["schemas"];
             assert_eq!(schemas["NewUser"]["required"].as_array().unwrap().len(), required);
             assert_eq!(schemas["NewUser"]["additionalProperties"], false);
@@ -175,7 +167,7 @@ mod tests {
                 _ => {}
             }
         }
-        let document = describe(&Config::default()).value();
+        let document = document(Schema::Basic, 1000, false);
         check(&document, &document);
     }
 }

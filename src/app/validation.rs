@@ -10,7 +10,7 @@ use crate::{
 use jsonschema::{ValidationError, Validator, error::ValidationErrorKind};
 use serde_json::{Map, Value};
 
-// The files of `schemas/`: by variant, basic and strict, where there are two.
+// The files of `schemas/`; those that have two variants in the order of `Schema`.
 const CREATE: [&str; 2] = [
     include_str!("../../schemas/create-user.basic.json"),
     include_str!("../../schemas/create-user.strict.json"),
@@ -21,13 +21,12 @@ const PATCH: [&str; 2] = [
 ];
 const LOGIN: &str = include_str!("../../schemas/authenticate.json");
 
-/// A schema of bodies by the name of its file in `schemas/`; for a basic one, that of the configured variant. `None`
-/// where bodies are held against no such file.
-pub fn file(name: &str, schema: Schema) -> Option<Value> {
-    let variant = usize::from(schema == Schema::Strict);
+/// Returns the schema of bodies that the description has under the name of this file in `schemas/`: the file, or that of
+/// the variant. `None` if no body is checked against it.
+pub fn file(name: &str, variant: Schema) -> Option<Value> {
     let text = match name {
-        "create-user.basic.json" => CREATE[variant],
-        "patch-user.basic.json" => PATCH[variant],
+        "create-user.basic.json" => CREATE[variant as usize],
+        "patch-user.basic.json" => PATCH[variant as usize],
         "authenticate.json" => LOGIN,
         _ => return None,
     };
@@ -45,6 +44,8 @@ fn parse(file: &str) -> Value {
 /// The schemas that bodies are checked against, and the variant of the contract.
 #[derive(Debug)]
 pub struct BodySchemas {
+    /// The variant.
+    pub variant: Schema,
     /// The body of POST /users.
     pub create: BodySchema,
     /// The fields in the body of a PATCH, by the create schema; a password may be removed.
@@ -62,11 +63,11 @@ pub struct BodySchema {
 
 impl BodySchemas {
     /// Compiles the schemas that the settings `SCHEMA` and `VALIDATION` select.
-    pub fn new(schema: Schema, mode: config::Validation) -> BodySchemas {
-        let variant = usize::from(schema == Schema::Strict);
+    pub fn new(variant: Schema, mode: config::Validation) -> BodySchemas {
         let schema = |file: &str| BodySchema { validator: compile(file), mode };
-        let [create, patch, authenticate] = [CREATE[variant], PATCH[variant], LOGIN].map(schema);
-        BodySchemas { create, patch, authenticate }
+        let [create, patch, authenticate] =
+            [CREATE[variant as usize], PATCH[variant as usize], LOGIN].map(schema);
+        BodySchemas { variant, create, patch, authenticate }
     }
 }
 

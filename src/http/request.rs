@@ -2,9 +2,11 @@
 
 use serde_json::Value;
 use std::{borrow::Cow, fmt, net::IpAddr};
+use strum::VariantArray;
 
 /// The methods that routes are told apart by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display, strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "UPPERCASE")]
 #[allow(missing_docs)]
 pub enum Method {
     Get,
@@ -21,28 +23,13 @@ pub enum Method {
 impl From<&str> for Method {
     /// Method names are case-sensitive (RFC 9110, 9.1).
     fn from(name: &str) -> Method {
-        Method::NAMES
-            .into_iter()
-            .find(|(_, known)| *known == name)
-            .map_or(Method::Other, |(method, _)| method)
+        Method::VARIANTS.iter().copied().find(|known| known.name() == name).unwrap_or(Method::Other)
     }
 }
 
 impl Method {
-    /// All methods with their names, in the order of their numbers (`method as usize`).
-    const NAMES: [(Method, &'static str); 8] = [
-        (Method::Get, "GET"),
-        (Method::Head, "HEAD"),
-        (Method::Post, "POST"),
-        (Method::Put, "PUT"),
-        (Method::Patch, "PATCH"),
-        (Method::Delete, "DELETE"),
-        (Method::Options, "OPTIONS"),
-        (Method::Other, "OTHER"),
-    ];
-
-    /// The method's name for the log, of a request whose method is `name`: that name, if it is no longer than any that
-    /// is in use.
+    /// Returns the name for the log of a method that a client has sent: that name, if it is no longer than any that is in
+    /// use.
     pub(crate) fn shown(self, name: &str) -> Cow<'static, str> {
         const LONGEST: usize = 16;
         match self {
@@ -51,15 +38,9 @@ impl Method {
         }
     }
 
-    /// The name, `OTHER` for all that routes do not tell apart.
+    /// Returns the name, `OTHER` for all methods that routes do not tell apart.
     pub(crate) fn name(self) -> &'static str {
-        Method::NAMES[self as usize].1
-    }
-}
-
-impl fmt::Display for Method {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        self.into()
     }
 }
 
