@@ -118,12 +118,11 @@ impl EventLoop {
         let mut events = Events::with_capacity(EVENTS);
         loop {
             let timeout = self.timeout()?;
-            match self.context.poll.poll(&mut events, timeout) {
-                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                result => result?,
+            self.poll(&mut events, timeout)?;
+            // Each ticket wakes two threads, so requests that have arrived meanwhile get the same one.
+            if !self.passed.is_empty() {
+                self.poll(&mut events, Some(Duration::ZERO))?;
             }
-            self.context.now = Instant::now();
-            self.call_all(&events)?;
             let now = self.context.now;
             // Accepts after the reads, as a read may find an idle connection busy.
             if self.accept_at.is_some_and(|at| at <= now) {
@@ -143,10 +142,16 @@ impl EventLoop {
         }
     }
 
-    /// Calls the connections that have events, that a worker has answered, or that asked for it.
-    fn call_all(&mut self, events: &Events) -> io::Result<()> {
+    /// Waits for events up to `timeout`, and calls the connections that have some, that a worker has answered, or that
+    /// asked for it.
+    fn poll(&mut self, events: &mut Events, timeout: Option<Duration>) -> io::Result<()> {
+        match self.context.poll.poll(events, timeout) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => events.clear(),
+            result => result?,
+        }
+        self.context.now = Instant::now();
         let mut due = mem::take(&mut self.requeued);
-        for event in events {
+        for event in &*events {
             match event.token() {
                 LISTENER => self.accept_at = Some(self.accept_at.unwrap_or(self.context.now)),
                 WAKER => self.slots.take_scheduled(&mut due),
