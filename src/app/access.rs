@@ -47,7 +47,8 @@ impl Access {
         cors: &Cors,
         token: Option<Callers>,
     ) -> Result<(), Error> {
-        if is_cross_origin(request) && !cors.is_allowed() {
+        let is_safe = matches!(request.method, Method::Get | Method::Head | Method::Options);
+        if !is_safe && is_cross_origin(request) && !cors.is_allowed() {
             return Err(Error::CrossOrigin);
         }
         match self.tokens {
@@ -91,9 +92,7 @@ impl Access {
     /// rebinding) has the same origin as the service in the browser's eyes, and its GET over plain http looks like
     /// curl's; only the name tells.
     fn is_accepted(&self, authority: &str) -> bool {
-        let Some(hosts) = &self.hosts else {
-            return true;
-        };
+        let Some(hosts) = &self.hosts else { return true };
         let name = hosts::name(authority);
         hosts::is_local(authority) || hosts.iter().any(|accepted| accepted.eq_ignore_ascii_case(name))
     }
@@ -117,22 +116,17 @@ fn digest(text: &str) -> [u8; 32] {
     Sha256::digest(text.as_bytes()).into()
 }
 
-/// The rules of Go 1.25's CrossOriginProtection: browsers of today say where a request comes from in Sec-Fetch-Site;
-/// older ones send Origin, which has to name this host; clients that send neither are no browsers.
+/// Returns whether a browser sends this change for a page of another origin, by the rules of Go 1.25's CrossOriginProtection:
+/// browsers of today name the relation in Sec-Fetch-Site, older ones send the page's Origin, which has to name this host.
+/// Clients that send neither are no browsers.
 fn is_cross_origin(request: &Request) -> bool {
-    if matches!(request.method, Method::Get | Method::Head | Method::Options) {
-        return false;
-    }
-    match request.header("sec-fetch-site") {
-        Some("same-origin" | "none") => false,
-        Some(site) if !site.is_empty() => true,
-        _ => match request.header("origin") {
-            None | Some("") => false,
-            Some(origin) => {
-                let host = origin.split_once("://").map(|(_, host)| host);
-                host.is_none() || host != request.header("host")
-            }
-        },
+    let field = |name| request.header(name).filter(|value| !value.is_empty());
+    match (field("sec-fetch-site"), field("origin")) {
+        (Some(site), _) => !matches!(site, "same-origin" | "none"),
+        (None, Some(origin)) => {
+            origin.split_once("://").is_none_or(|(_, host)| Some(host) != request.header("host"))
+        }
+        (None, None) => false,
     }
 }
 

@@ -88,9 +88,7 @@ fn document(schema: Schema, max_per_page: u32, needs_token: bool) -> Value {
     let schemas = document["components"]["schemas"].as_object_mut();
     for entry in schemas.expect("it has schemas").values_mut() {
         let name = entry["$ref"].as_str();
-        let Some(mut file) = name.and_then(|name| validation::file(name, schema)) else {
-            continue;
-        };
+        let Some(mut file) = name.and_then(|name| validation::file(name, schema)) else { continue };
         // Tools that generate clients would take it for the name, instead of the one that it has here.
         file.as_object_mut().expect("a schema").remove("title");
         // For a schema that is not combined with others, the older keyword means the same, and more tools know it.

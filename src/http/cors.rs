@@ -70,9 +70,7 @@ impl Cors {
         let allow =
             response.headers.iter().find(|(name, _)| *name == "Allow").map(|(_, allow)| allow.clone());
         response.headers.push(("Vary", "Origin".into()));
-        let Cors::Allowed { origin, options } = self else {
-            return;
-        };
+        let Cors::Allowed { origin, options } = self else { return };
         response.headers.push(("Access-Control-Allow-Origin", origin.to_string().into()));
         match allow {
             Some(allow) if options => response.headers.extend([

@@ -3,7 +3,6 @@
 use super::{Item, Outcome, one};
 use crate::app::App;
 use crate::app::fields::{self, etag};
-use crate::db::is_of_value;
 use crate::error::Error;
 use crate::http::{Request, Response};
 use crate::users::{revision::Condition, user::User};
@@ -27,13 +26,10 @@ impl Find {
         Find { id, then: Err(refusal) }
     }
 
-    /// Executes finds with one statement; one by one if the database refuses it for the value of one user.
+    /// Executes finds with one statement.
     pub fn execute(app: &App, finds: Vec<Item<Find>>) {
         let ids: Vec<i64> = finds.iter().map(|find| find.command.id).collect();
         let users = app.users.find_many(&ids);
-        if ids.len() > 1 && users.as_ref().is_err_and(is_of_value) {
-            return finds.into_iter().for_each(|find| Find::execute(app, vec![find]));
-        }
         for Item { command, outcome, .. } in finds {
             *outcome = users.as_ref().map_err(Error::clone).and_then(|users| {
                 let found = users.iter().find(|user| user.id == command.id);

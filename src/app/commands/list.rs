@@ -2,7 +2,6 @@
 
 use super::Item;
 use crate::app::{App, Lane, Needs};
-use crate::db::is_of_value;
 use crate::error::Error;
 use crate::http::Response;
 use crate::users::pagination::{ListRequest, Listed, PageRequest};
@@ -51,8 +50,7 @@ impl List {
         }
     }
 
-    /// Executes lists with one statement for each kind, and with one for each search by a prefix. Lists whose statement is
-    /// refused for the value of one of them are executed again one by one.
+    /// Executes lists with one statement for each kind, and with one for each search by a prefix.
     pub fn execute(app: &App, lists: Vec<Item<List>>) {
         let (mut pages, mut walks, mut emails, mut ids) = (vec![], vec![], vec![], vec![]);
         for list in &lists {
@@ -69,7 +67,6 @@ impl List {
         let mut found = app.users.find_by_email(&emails).map(Vec::into_iter);
         let users = app.users.find_many(&ids).map(|users| users.into_iter().map(|user| (user.id, user)));
         let users: Result<HashMap<i64, User>, Error> = users.map(Iterator::collect);
-        let (is_alone, mut refused) = (lists.len() == 1, Vec::new());
         for list in lists {
             let listed = match &list.command.0 {
                 ListRequest::Page(_) => next(&mut pages),
@@ -82,12 +79,8 @@ impl List {
                     Listed { total: 0, users }
                 }),
             };
-            match listed {
-                Err(error) if !is_alone && is_of_value(&error) => refused.push(list),
-                listed => *list.outcome = listed.map(|listed| Some(list.command.answer(listed))),
-            }
+            *list.outcome = listed.map(|listed| Some(list.command.answer(listed)));
         }
-        refused.into_iter().for_each(|list| List::execute(app, vec![list]));
     }
 
     fn answer(&self, Listed { total, mut users }: Listed) -> Response {
