@@ -42,8 +42,7 @@ pub fn is_hash(text: &str) -> bool {
         || canonical(text.into()).is_ok_and(|hash| HashFormat::parse(&hash).err() != Some(UNKNOWN));
     // Dovecot writes {SHA512-CRYPT} before a hash.
     let is_named = |name: &str| name.chars().all(|sign| sign.is_ascii_alphanumeric() || "-@_".contains(sign));
-    let has_name =
-        text.strip_prefix('{').and_then(|text| text.split_once('}')).is_some_and(|(name, _)| is_named(name));
+    let has_name = braced(text).is_some_and(|(name, _)| is_named(name));
     text.len() >= SHORTEST
         && (has_name || OTHER_KINDS.iter().any(|kind| text.starts_with(kind)) || is_known())
 }
@@ -181,19 +180,21 @@ pub(super) fn canonical(value: Value) -> Result<String, &'static str> {
         return keycloak(&value).ok_or("must be a string, or a credential of Keycloak");
     };
     let text = text.trim();
-    let named = text.strip_prefix('{').and_then(|text| text.split_once('}'));
-    // Spring writes `{argon2@SpringSecurity_v5_8}`.
-    let is_known = |name: &str| {
-        SCHEMES
-            .iter()
-            .any(|scheme| name.split('@').next().is_some_and(|name| name.eq_ignore_ascii_case(scheme)))
-    };
-    let text = named.filter(|(name, _)| is_known(name)).map_or(text, |(_, hash)| hash);
-    if let Some(hash) = of_python(text) {
-        return Ok(hash);
-    }
-    let bare = ["argon2", "bcrypt$"].iter().find_map(|prefix| text.strip_prefix(prefix));
-    Ok(bare.filter(|bare| bare.starts_with('$')).unwrap_or(text).to_owned())
+    let hash = braced(text).filter(|(name, _)| is_scheme(name)).map_or(text, |(_, hash)| hash);
+    let bare = ["argon2", "bcrypt$"].iter().find_map(|prefix| hash.strip_prefix(prefix));
+    let bare = bare.filter(|bare| bare.starts_with('$')).unwrap_or(hash);
+    Ok(of_python(hash).unwrap_or_else(|| bare.to_owned()))
+}
+
+/// Splits a text into a name in braces, with which it begins, and the rest.
+fn braced(text: &str) -> Option<(&str, &str)> {
+    text.strip_prefix('{')?.split_once('}')
+}
+
+/// Returns whether a name in braces is one of [`SCHEMES`]. Spring writes `{argon2@SpringSecurity_v5_8}`.
+fn is_scheme(name: &str) -> bool {
+    let name = name.split('@').next().unwrap_or_default();
+    SCHEMES.iter().any(|scheme| name.eq_ignore_ascii_case(scheme))
 }
 
 /// Rewrites a hash of Django, Werkzeug or passlib.
