@@ -1,6 +1,6 @@
 //! Requests that fail on command, in a service that is thrown away.
 
-use super::{Dispatch, Job, guard};
+use super::{Dispatch, Job, MEMORY_WAIT, guard};
 use crate::{
     app::Next,
     error::Error,
@@ -48,12 +48,12 @@ pub(super) fn fail(dispatch: Arc<Dispatch>, fault: Fault, mut job: Box<Job>, nex
                 return;
             }
         }
-        let cut = match fault {
+        job.cut = match fault {
             Fault::AnswerLost | Fault::Refused => Some(0),
             Fault::Cut(bytes) => Some(bytes),
             Fault::Unavailable | Fault::Slow(_) => None,
         };
-        dispatch.send(&mut job, response, cut);
+        dispatch.answer(&mut job, response, MEMORY_WAIT);
     };
     if let Err(error) = thread::Builder::new().name("fault".to_owned()).spawn(work) {
         log::error!("a request cannot fail on command: {error}");

@@ -34,6 +34,8 @@ pub(super) struct Job {
     /// The slot, the client, the id and the deadline, and what the log says of the request. Holds the memory of the request,
     /// and then of its answer.
     pub claimed: Claimed,
+    /// Bytes of the answer that are sent before the connection is closed; `None` for an answer that is whole.
+    pub cut: Option<usize>,
     received: Instant,
     /// The label of its route in figures.
     label: &'static str,
@@ -111,7 +113,7 @@ impl Dispatch {
         let (fault, Judged { label, token, next }) = judged.unwrap_or_else(|answer| {
             (None, Judged { label: app::label(request), token: "", next: Next::Answer(answer) })
         });
-        let mut job = Box::new(Job { command: None, claimed, received, label, token });
+        let mut job = Box::new(Job { command: None, claimed, cut: None, received, label, token });
         // The log needs no more of it than the method and the path.
         (job.claimed.request.fields, job.claimed.request.body) = (String::new(), Vec::new());
         match (fault, next) {
@@ -151,16 +153,16 @@ impl Dispatch {
                 return self.refuse(job, Error::Busy(Reason::NoMemory));
             }
         }
-        self.send(job, response, None);
+        self.send(job, response);
     }
 
-    /// Sends an answer, or so many bytes of it, counts it, and logs the request.
-    pub(super) fn send(&self, job: &mut Job, response: Response, cut: Option<usize>) {
+    /// Sends an answer, counts it, and logs the request.
+    fn send(&self, job: &mut Job, response: Response) {
         // An attempt at a password is over before its client can make the next one.
         job.command = None;
         let held = job.claimed.held.take();
         let (status, took) = (response.status, job.received.elapsed());
-        let send = || self.slots.answer(job.claimed.slot, response, cut, held);
+        let send = || self.slots.answer(job.claimed.slot, response, job.cut, held);
         let sent = guard(Some(&job.claimed.id), send).unwrap_or(None);
         let Job { label, token, claimed: Claimed { id, request, .. }, .. } = job;
         let (name, path) = (&*request.method_name, request.path());
