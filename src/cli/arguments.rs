@@ -131,11 +131,11 @@ fn problem(mut error: Error) -> String {
         ErrorKind::InvalidSubcommand => ContextKind::InvalidSubcommand,
         _ => ContextKind::InvalidValue,
     };
-    // An empty value is one that is missing.
+    // clap reports a missing value as an empty one.
     if error.get(kind).is_some_and(|argument| !argument.to_string().is_empty()) {
         error.insert(kind, ContextValue::String("…".to_owned()));
     }
-    // The advice to write the argument behind `--`.
+    // Removes the advice to write the argument behind `--`.
     error.remove(ContextKind::Suggested);
     error.to_string().trim_start_matches("error: ").trim_end().to_owned()
 }
@@ -183,22 +183,7 @@ mod tests {
 
     #[test]
     fn connection_strings_are_not_repeated() {
-        for before in [
-            "",
-            "import ",
-            "import --dry-run --map ",
-            "export ",
-            "check ",
-            "config ",
-            "config --host=",
-            "healthcheck ",
-            "healthcheck --host ",
-            "grants ",
-            "--embedded --seed=",
-            "--embedded=",
-            "--env-file=",
-            "--with-parent=",
-        ] {
+        for before in ["", "check ", "export ", "grants ", "import --map ", "--seed=", "--host "] {
             for address in ["postgres://u:hunter2@h/d", "postgres:///?password=hunter2", "x://u:hunter2@h"] {
                 let problem = parse(&format!("{before}{address}")).err().expect(before);
                 assert!(

@@ -1,5 +1,5 @@
 //! The table of subcommands and options, as clap's commands. Parsing, `--help`, the manual page and the completion of
-//! shells follow.
+//! shells are made from it.
 //!
 //! To add an option: a row here; the file of its subcommand asks `Args` for it. To add a subcommand: a row here, and an
 //! arm in `execute` of the module above.

@@ -1,5 +1,5 @@
-//! The private cluster of `--embedded`: the options that it is started with, and how other verbs (export, import,
-//! migrate, …) get at it: they join the server that runs, or start one.
+//! The private cluster of `--embedded`. The service starts its server; subcommands (export, import, migrate, …) join the
+//! server that runs, or start one.
 
 use super::{
     Failure,
@@ -15,9 +15,8 @@ use userd::{
     transfer::Format,
 };
 
-/// Makes the private cluster of `--embedded`, if it is given, the database of `config`, for as long as the value is kept. A
-/// service starts the server; a subcommand joins the one that a service runs, or starts one. `make`: a missing cluster is
-/// made. Blocks until the server accepts connections.
+/// Opens the private cluster of `--embedded`, if that is given, and makes it the database of `config`. Its server runs for
+/// as long as the value is kept. `make`: a missing cluster is made. Blocks until the server accepts connections.
 pub fn open(args: &Args, config: &mut Config, make: bool) -> Result<Option<Cluster>, Failure> {
     let Some(dir) = args.dir() else { return Ok(None) };
     // While this is locked, a signal waits: it ends the server, too.
@@ -33,7 +32,7 @@ pub fn open(args: &Args, config: &mut Config, make: bool) -> Result<Option<Clust
     Ok(Some(cluster))
 }
 
-/// Returns the settings, and the private cluster, if one is given, for as long as it is kept.
+/// Returns the configuration, and the private cluster that it needs, if one is given.
 pub fn database(args: &Args, make: bool) -> Result<(Config, Option<Cluster>), Failure> {
     let mut config = environment::config(args).map_err(Failure::usage)?;
     let cluster = open(args, &mut config, make)?;

@@ -128,7 +128,7 @@ impl Log for Logger {
     }
 }
 
-/// The line that simplelog writes, in many pieces and under a lock of its own.
+/// A line, which simplelog writes in many pieces, under a lock.
 struct LogLine {
     lines: mpsc::Sender<Vec<u8>>,
     bytes: Vec<u8>,

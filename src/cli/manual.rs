@@ -29,7 +29,7 @@ pub fn man() -> Result<(), Failure> {
 }
 
 fn page() -> io::Result<Vec<u8>> {
-    // One page for all machines.
+    // A version without commit and machine: all packages have one page.
     let command = command().version(env!("CARGO_PKG_VERSION"));
     let mut command = command.disable_help_subcommand(true).after_help(None::<&str>);
     command.build();
@@ -57,7 +57,7 @@ fn page() -> io::Result<Vec<u8>> {
     Ok(page)
 }
 
-/// Prints what makes the operand's shell complete the arguments.
+/// Prints the script with which a shell, the operand, completes arguments.
 pub fn completion(args: &Args) -> Result<(), Failure> {
     let shell: Shell = args.word().parse().map_err(Failure::usage)?;
     let mut script = Vec::new();

@@ -68,7 +68,7 @@ pub fn serve(args: &Args) -> Result<(), Failure> {
     log::info!("stopping");
     tell("STOPPING=1");
     server.stop();
-    // The database is dropped by the next process, or with the cluster: a harness waits for the end of this process.
+    // A harness waits for the end of this process, so its database is dropped later: by the next process, or with the cluster.
     std::mem::forget(scratch);
     drop(cluster);
     log::info!("stopped");

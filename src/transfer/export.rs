@@ -22,7 +22,7 @@ pub struct Export {
     pub format: Format,
     /// Adds the hash of the password, as `passwordHash`.
     pub with_password_hashes: bool,
-    /// Writes CSV that a spreadsheet reads as UTF-8 and finds no formula in.
+    /// Writes CSV for a spreadsheet: with a byte order mark, and without formulas.
     pub for_spreadsheets: bool,
 }
 
@@ -109,7 +109,7 @@ impl Export {
     }
 }
 
-/// Returns the text with an apostrophe before each formula, at its beginning or where a cell may begin in it.
+/// Returns the text with an apostrophe before each formula: at its beginning, and behind each sign that may end a cell.
 fn without_formulas(text: &str) -> String {
     let mark = |cell: &str| if cell.trim_start_matches('"').starts_with(FORMULA) { "'" } else { "" };
     text.split_inclusive(END_OF_CELL).flat_map(|cell| [mark(cell), cell]).collect()

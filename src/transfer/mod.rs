@@ -1,4 +1,4 @@
-//! Users in bulk: all users of a database written to a stream, and the users of a stream stored.
+//! Users in bulk: an export writes all users of a database to a stream, an import stores the users of a stream.
 //!
 //! Knows no arguments, no files by name and no terminal. Not part of the library's interface.
 

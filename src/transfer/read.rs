@@ -96,7 +96,7 @@ impl<R: BufRead> Lines<R> {
             .map_err(|_| self.unreadable("is not UTF-8: save the file as CSV or JSON in UTF-8"))
     }
 
-    /// Returns the error that the last line that was read is.
+    /// Returns an error with the number of the last line that was read.
     fn unreadable(&self, problem: &str) -> TransferError {
         unreadable(format!("line {} {problem}", self.number))
     }
@@ -200,7 +200,7 @@ fn not_json(error: serde_json::Error) -> String {
     format!("is not JSON: {error}").replace(" at line 1 column ", " at column ")
 }
 
-/// Returns the first byte that is no white space of JSON, which has no form feed.
+/// Returns the first byte that is no white space; in JSON, a form feed is none.
 fn first_sign(text: &[u8]) -> Option<u8> {
     text.iter().copied().find(|byte| !b" \t\r\n".contains(byte))
 }

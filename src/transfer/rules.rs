@@ -45,7 +45,7 @@ pub(super) enum Presence {
     Missing,
     /// The path ends in a null or an empty array: another record may have more there.
     Possible,
-    /// The path ends in another value, so that a null in another record is no reason to believe in it.
+    /// The path ends in another value, which outweighs a null in another record.
     Contradicted,
     There,
 }
@@ -118,8 +118,8 @@ impl Rules<'_> {
         }
     }
 
-    /// Returns the members that the columns are. The error says what is wrong with the header; it quotes no column of a line
-    /// without the required ones, which is likely a row.
+    /// Returns the name of a member for each column. The error says what is wrong with the header; it quotes no column of a
+    /// line without the required ones, which is likely a row.
     pub fn header(&self, columns: Vec<String>) -> Result<Vec<String>, String> {
         let mut names: Vec<String> = columns.iter().map(|column| column.trim().to_owned()).collect();
         for path in self.all_paths() {
@@ -244,7 +244,7 @@ fn member<'a>(object: &'a Map<String, Value>, path: &str) -> Option<&'a Value> {
     })
 }
 
-/// Returns whether an object has a path, or else the longest beginning of it that the object has allows it elsewhere.
+/// Returns whether an object has a path. If not, the value that the path ends in tells if another record may have it.
 fn presence(object: &Map<String, Value>, path: &str) -> Presence {
     if member(object, path).is_some() {
         return Presence::There;

@@ -57,7 +57,7 @@ pub(super) struct HashFormat<'a> {
     pub argon2: Option<u64>,
     /// True if verifying costs more than [`BOUNDS`].
     pub is_expensive: bool,
-    /// True if the hash is one of this password, and may not be one of all of it.
+    /// Returns whether the hash, if it matches this password, may be one of a part of it.
     pub reads_partly: fn(&str) -> bool,
 }
 
@@ -111,10 +111,10 @@ fn argon2<'a>(text: &str) -> Option<HashFormat<'a>> {
     Some(HashFormat { argon2: Some(memory * passes), ..format })
 }
 
-/// `ln=16,r=8,p=1`.
+/// Parses a hash with parameters as in `ln=16,r=8,p=1`.
 fn scrypt<'a>(text: &str) -> Option<HashFormat<'a>> {
     let (hash, ..) = phc(text)?;
-    // The crate multiplies them without a check.
+    // The crate multiplies both without a check for overflow.
     let is_small = |name| hash.params.get_decimal(name).is_some_and(|number| number <= 1 << 10);
     let params = (is_small("r") && is_small("p")).then(|| scrypt::Params::try_from(&hash).ok())??;
     let memory = u64::from(params.r()) * params.n() / 8;
@@ -123,7 +123,7 @@ fn scrypt<'a>(text: &str) -> Option<HashFormat<'a>> {
     }))
 }
 
-/// `i=29000`. Each block of the output, as long as a digest, takes all rounds.
+/// Parses a hash with parameters as in `i=29000`. Each block of the output, as long as a digest, takes all rounds.
 fn pbkdf2<'a, D: EagerHash>(text: &str) -> Option<HashFormat<'a>> {
     let (hash, salt, output) = phc(text)?;
     let rounds = hash.params.get_decimal("i").filter(|rounds| *rounds > 0)?;
@@ -206,7 +206,7 @@ fn of_python(text: &str) -> Option<String> {
         format!("{head}${}${hash}", Base64Unpadded::encode_string(salt.as_bytes()))
     };
     let scrypt = |n: &str, r: &str, p: &str| {
-        // Other numbers are no costs of scrypt, nor is their logarithm then.
+        // If the number is no power of two, the hash gets a logarithm that scrypt refuses.
         let log2 = n.parse().ok().filter(|n: &u64| n.is_power_of_two()).map_or(u64::BITS, u64::ilog2);
         format!("$scrypt$ln={log2},r={r},p={p}")
     };

@@ -51,7 +51,7 @@ pub enum Match {
     None,
     /// The password matches the hash.
     Current,
-    /// The password was hashed, and the hash is to be replaced now that the password is known.
+    /// The password matches the hash, which is to be replaced now that the password is known.
     Outdated,
 }
 
@@ -69,7 +69,7 @@ pub struct Hasher {
 }
 
 impl Hasher {
-    /// A hasher of this cost.
+    /// Returns a hasher of this cost.
     pub fn new(cost: PasswordHashing) -> Hasher {
         let (memory, passes, lanes) = cost.cost();
         let params = Params::new(memory, passes, lanes, None).expect("the costs are within Argon2's bounds");
@@ -83,9 +83,9 @@ impl Hasher {
         }
     }
 
-    /// Returns whether a hash of this password is to be replaced by one of this hasher, unless what matched may not be all
-    /// of the password: one of another algorithm, one of Argon2id that costs less to guess, and one of another form than
-    /// NFC.
+    /// Returns whether a hash of this password is to be replaced by one of this hasher: a hash of another algorithm, one of
+    /// Argon2id that costs less to guess, or one of another form than NFC. A hash that may be one of a part of the password
+    /// stays, as the rest may be mistyped.
     fn is_outdated(&self, format: &HashFormat, password: &str) -> bool {
         let params = self.argon2.params();
         let work = u64::from(params.m_cost()) * u64::from(params.t_cost());
@@ -109,10 +109,10 @@ impl Hasher {
         Ok(PasswordHash(hash.to_string().into()))
     }
 
-    /// Checks whether the password is the one that was hashed, at whatever cost; an empty one never is. Without a hash it
-    /// is not, after the work of this hasher's cost, so that the time does not tell which users exist or have a password;
-    /// an imported hash takes its own time. Blocks for the work of one hash; of two for a password in another form than
-    /// NFC, which may have been hashed as it was sent.
+    /// Checks a password against a hash of any cost. An empty password never matches. Without a hash none matches, after
+    /// the work of this hasher's cost, so that the time does not tell which users exist or have a password; an imported
+    /// hash takes its own time. Blocks for the work of one hash; of two for a password in another form than NFC, which may
+    /// have been hashed as it was sent.
     pub fn check(&self, password: &Secret, hash: Option<&PasswordHash>) -> Match {
         let Ok(format) = HashFormat::parse(hash.unwrap_or(&self.unknown).as_phc()) else {
             return Match::None;
