@@ -1,5 +1,5 @@
 //! Access to the routes that are not public. A change that a browser sends for a page of another origin is refused
-//! unless that origin is allowed; then the bearer token is required or, where none is set, a `Host` that is accepted
+//! unless that origin is allowed; then the bearer token is required or, if none is set, a `Host` that is accepted
 //! (DNS rebinding).
 
 use super::routes::Callers;
@@ -13,8 +13,8 @@ use subtle::ConstantTimeEq;
 
 /// The rules that stand before every route.
 pub struct Access {
-    /// Digests of the tokens, each with the callers that it stands for; none if no token is needed. Digests are compared: equally long, and a
-    /// difference in their first bytes tells nothing of the token.
+    /// Digests of the tokens, each with the callers that it stands for; none if no token is needed. Digests are equally long,
+    /// and a difference in their first bytes tells nothing of the token.
     pub(super) tokens: Option<Vec<([u8; 32], Callers)>>,
     /// Names of hosts in requests without a token, beside names that no stranger can own; `None` for any name.
     hosts: Option<Vec<String>>,
@@ -116,9 +116,9 @@ fn digest(text: &str) -> [u8; 32] {
     Sha256::digest(text.as_bytes()).into()
 }
 
-/// Returns whether a browser sends this change for a page of another origin, by the rules of Go 1.25's CrossOriginProtection:
-/// browsers of today name the relation in Sec-Fetch-Site, older ones send the page's Origin, which has to name this host.
-/// Clients that send neither are no browsers.
+/// Returns whether a browser sends this change for a page of another origin, by the rules of Go 1.25's
+/// CrossOriginProtection: browsers of today name the relation in Sec-Fetch-Site, older ones send the page's Origin, which
+/// has to name this host. Clients that send neither are no browsers.
 fn is_cross_origin(request: &Request) -> bool {
     let field = |name| request.header(name).filter(|value| !value.is_empty());
     match (field("sec-fetch-site"), field("origin")) {

@@ -74,12 +74,12 @@ pub struct App {
 }
 
 impl App {
-    /// The service without a server: connects to the database and migrates it. `host`, `port` and `workers`
-    /// mean nothing here.
+    /// Opens the service without a server: connects to the database and migrates it. `host`, `port` and `workers` have no
+    /// effect.
     ///
-    /// Blocks for up to `db_connect_timeout`, as long as the migrations take, and up to ten minutes while another
-    /// replica migrates; may be called from within
-    /// an async runtime, whose thread it blocks as well. After an error nothing is left running.
+    /// Blocks for up to `db_connect_timeout`, as long as the migrations take, and up to ten minutes while another replica
+    /// migrates. May be called from within an async runtime, whose thread it blocks as well. After an error nothing is left
+    /// running.
     pub fn open(config: &Config) -> Result<App, StartError> {
         App::open_at(config, None)
     }
@@ -112,11 +112,11 @@ impl App {
         })
     }
 
-    /// Answers a request; what goes wrong is an answer too, and is logged where the client is not told.
+    /// Answers a request. An error is an answer, too, and is logged if its answer does not tell the reason.
     ///
     /// Blocks for the database, up to `db_acquire_timeout` for a connection and `request_timeout` for each of its
-    /// statements, and where a password is involved until it may be hashed and for that work. What only
-    /// a server can refuse (its [`Limits`](crate::Limits)) is not refused here.
+    /// statements; and if the request has a password, for its turn to be hashed and for the hash. Checks no
+    /// [`Limits`](crate::Limits), which a server refuses requests by.
     pub fn handle(&self, request: &Request) -> Response {
         let cors = self.access.cors(request);
         let mut response = self.answer(self.judge(request, &cors, None).next);
@@ -175,18 +175,14 @@ impl App {
         (cores / 2).min(self.budget.limit() / self.hasher.memory(None)).max(1)
     }
 
-    /// Hashes a password, if there is one; see [`App::with_hasher`].
+    /// Hashes a password, if there is one; see [`App::with_hash`].
     pub(crate) fn hash(&self, password: Option<&Secret>) -> Result<Option<PasswordHash>, Error> {
-        password.map(|password| self.with_hasher(None, |hasher| hasher.hash(password))?).transpose()
+        password.map(|password| self.with_hash(None, |hasher| hasher.hash(password))?).transpose()
     }
 
-    /// Runs work with a hash, and with a new one after it. Blocks for the memory of the larger one, up to
-    /// `request_timeout`, then [`Error::Unavailable`]; and for the work.
-    fn with_hasher<T>(
-        &self,
-        hash: Option<&PasswordHash>,
-        work: impl FnOnce(&Hasher) -> T,
-    ) -> Result<T, Error> {
+    /// Runs `work`, which checks this hash, and may make a new one after that. Blocks for the memory of the larger one, up
+    /// to `request_timeout`, then [`Error::Unavailable`]; and for the work.
+    fn with_hash<T>(&self, hash: Option<&PasswordHash>, work: impl FnOnce(&Hasher) -> T) -> Result<T, Error> {
         let bytes = self.hasher.memory(hash).max(self.hasher.memory(None));
         match self.budget.reserve(bytes, self.deadline()) {
             Some(_held) => Ok(work(&self.hasher)),

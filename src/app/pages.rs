@@ -89,9 +89,9 @@ fn document(schema: Schema, max_per_page: u32, needs_token: bool) -> Value {
     for entry in schemas.expect("it has schemas").values_mut() {
         let name = entry["$ref"].as_str();
         let Some(mut file) = name.and_then(|name| validation::file(name, schema)) else { continue };
-        // Tools that generate clients would take it for the name, instead of the one that it has here.
+        // Tools that generate clients would name the schema by its title, instead of by its key in the description.
         file.as_object_mut().expect("a schema").remove("title");
-        // For a schema that is not combined with others, the older keyword means the same, and more tools know it.
+        // The older keyword has this meaning, too, in a schema that is not combined with another. More tools know it.
         if entry["unevaluatedProperties"] == false {
             file["additionalProperties"] = false.into();
         }
@@ -103,8 +103,8 @@ fn document(schema: Schema, max_per_page: u32, needs_token: bool) -> Value {
 /// The page for the browser: one script and one style, both inline.
 const PAGE: &str = include_str!("../../web/ui.html");
 
-/// Admits that script and that style, and requests to the service itself; nothing else, and no text as markup. Images
-/// within the page alone: an empty one keeps browsers from asking for an icon.
+/// The policy of the page. It admits this script, this style and requests to the service; no text as markup, and only images
+/// within the page: an empty one keeps browsers from asking for an icon.
 static POLICY: LazyLock<String> = LazyLock::new(|| {
     let [script, style] = ["script", "style"].map(digest);
     format!(

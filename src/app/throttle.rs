@@ -16,8 +16,8 @@ use std::{
 /// The time that attempts are counted for, from the first one on.
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Pairs that are remembered: some 2 MiB. What was not hashed is not remembered, and a minute has fewer hashes than
-/// this.
+/// Pairs that are remembered: some 2 MiB. An attempt whose password was not hashed is forgotten, and fewer passwords can be
+/// hashed in a minute.
 const PAIRS: usize = 16 << 10;
 
 /// Wrong passwords of the last minute.

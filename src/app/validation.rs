@@ -1,4 +1,4 @@
-//! The JSON Schemas of `schemas/`, embedded in the binary, and what a violation looks like.
+//! The JSON Schemas of `schemas/`, embedded in the binary, and the violations that an answer shows.
 //!
 //! The setting `VALIDATION` decides with which of two errors a bad body is refused.
 
@@ -74,8 +74,8 @@ impl BodySchemas {
 /// Compiles a file of `schemas/`.
 fn compile(file: &str) -> Validator {
     let options = jsonschema::options()
-        // The schemas mean the same in this draft, whose own schema, which is compiled first and kept, is one file
-        // instead of eight.
+        // No keyword of the schemas has another meaning in this draft. Its own schema, which is compiled and kept, is one
+        // file; those of later drafts are eight.
         .with_draft(jsonschema::Draft::Draft4)
         .should_validate_formats(true)
         .with_format("email", |address: &str| email::check(address).is_ok());
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn judge(schema: Schema, body: Value) -> Vec<String> {
+    fn violations(schema: Schema, body: Value) -> Vec<String> {
         let validation = BodySchemas::new(schema, config::Validation::Declarative);
         let body = object(body.to_string().as_bytes()).unwrap();
         match validation.create.check(body) {
@@ -180,12 +180,12 @@ mod tests {
     #[test]
     fn the_two_schemas() {
         let both = json!({"name": "", "email": "a@b.co"});
-        assert_eq!(judge(Schema::Basic, both.clone()), Vec::<String>::new());
-        let strict = judge(Schema::Strict, both);
+        assert_eq!(violations(Schema::Basic, both.clone()), Vec::<String>::new());
+        let strict = violations(Schema::Strict, both);
         assert_eq!(strict.len(), 2, "{strict:?}");
         assert!(strict.contains(&"/password required: is required".to_owned()), "{strict:?}");
         let passes = json!({"name": "n", "email": "a@b.co", "password": "12345678", "more": 1});
-        assert_eq!(judge(Schema::Strict, passes), Vec::<String>::new());
+        assert_eq!(violations(Schema::Strict, passes), Vec::<String>::new());
     }
 
     #[test]
@@ -230,7 +230,7 @@ mod tests {
     #[test]
     fn violations_have_an_order() {
         let email = format!("{}\u{0}", "l".repeat(255));
-        let found = judge(Schema::Strict, json!({"name": "\u{0}", "email": email, "password": "\u{0}"}));
+        let found = violations(Schema::Strict, json!({"name": "\u{0}", "email": email, "password": "\u{0}"}));
         let keywords: Vec<_> = found.iter().map(|found| found.split(':').next().unwrap()).collect();
         let expected = [
             "/email maxLength",
@@ -247,7 +247,7 @@ mod tests {
     fn messages_never_repeat_a_password() {
         for password in [json!("hunter2"), json!("hunter2\u{0}hunter2"), json!(["hunter2"])] {
             let body = json!({"name": "n", "email": "a@b.co", "password": password});
-            let found = judge(Schema::Basic, body);
+            let found = violations(Schema::Basic, body);
             assert!(!found.is_empty());
             assert!(!found.concat().contains("hunter2"), "{found:?}");
         }
@@ -269,7 +269,7 @@ mod tests {
         }
         assert_eq!(bytes(b"\x1f\x8b\x08\0"), "the body is compressed with gzip; send plain JSON");
         assert_eq!(bytes(b"{\"name\":\"J\xfcrgen\"}"), "the body is not UTF-8");
-        let found = judge(Schema::Basic, json!({"name": "n", "email": "Ada <ada@example.com>"}));
+        let found = violations(Schema::Basic, json!({"name": "n", "email": "Ada <ada@example.com>"}));
         assert!(found[0].contains("display name"), "{found:?}");
     }
 

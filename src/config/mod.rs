@@ -250,8 +250,8 @@ pub enum Ui {
 pub enum PasswordHashing {
     /// OWASP's recommendation: 19 MiB and two passes, some 20 ms if the crate `argon2` is optimized.
     Owasp,
-    /// The least that Argon2id allows: 8 KiB and one pass. A stolen hash is guessed some thousand times faster, so
-    /// only for passwords that protect nothing: those of tests.
+    /// The least that Argon2id allows: 8 KiB and one pass. The password of a stolen hash is guessed some thousand times
+    /// faster, so this is for tests alone.
     LeastCostForTests,
 }
 

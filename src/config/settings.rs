@@ -179,7 +179,8 @@ impl Config {
     /// Blocks only to read the files that the `…_FILE` variables name.
     ///
     /// # Errors
-    /// The variables that cannot be used, in the table's order: the first one, and behind its problem the others.
+    /// The first variable that cannot be used, in the table's order. Its problem is followed by the errors of further
+    /// variables.
     pub fn from_vars(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Config, ConfigError> {
         let mut config = Config::of_the_command();
         let errors = SETTINGS.iter().filter_map(|setting| setting.read(&mut config, &lookup).err());

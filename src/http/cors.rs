@@ -1,7 +1,7 @@
 //! Fields by which answers tell browsers about pages of other origins (CORS): which origin may read them, and what a
 //! preflight allows.
 //!
-//! Pure. Where `ALLOWED_ORIGINS` is empty, nothing here is looked at.
+//! Pure. Without `ALLOWED_ORIGINS` no field of a request is looked at.
 
 use super::Response;
 use crate::config::AllowedOrigins;
@@ -15,19 +15,19 @@ const ANSWER_FIELDS: &str = "ETag, Link, Location, Retry-After, X-Request-Id, Id
 /// Seconds for which a browser need not ask again; the most that Chromium keeps.
 const MAX_AGE: &str = "7200";
 
-/// Which fields the answer to a request has.
+/// The fields for browsers that the answer to a request has.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Cors {
-    /// None: there are no allowed origins.
+    /// No field: there are no allowed origins.
     #[default]
     Off,
-    /// The request is of no page of an allowed origin; that of another one has another answer.
+    /// `Vary` alone: the request is not of a page of an allowed origin, and the answer to such a page has more fields.
     Varies,
-    /// A page of an allowed origin may read it.
+    /// The fields that let a page of an allowed origin read the answer.
     Allowed {
-        /// The entry that allows it.
+        /// The entry that allows the origin.
         origin: Arc<str>,
-        /// The method is OPTIONS, as that of a preflight.
+        /// The method is OPTIONS, as a preflight's is.
         options: bool,
     },
 }

@@ -13,7 +13,7 @@ const MAX_BYTES: usize = 128;
 pub enum RequestId {
     /// The id that its client sent.
     Given(Arc<str>),
-    /// An id that was made here, and becomes text where it is written.
+    /// An id that was made here. It becomes text when it is written.
     Made(Uuid),
 }
 

@@ -116,7 +116,7 @@ impl Request {
         self
     }
 
-    /// A request without headers, of any method and with any body.
+    /// Returns a request without headers, of any method and with any body.
     pub fn new(method: impl Into<Method>, target: impl Into<String>, body: impl Into<Vec<u8>>) -> Request {
         let method = method.into();
         Request {
@@ -129,17 +129,17 @@ impl Request {
         }
     }
 
-    /// The value of the first field of that name, whatever its case.
+    /// Returns the value of the first field of this name, whatever its case.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.fields(name).next()
     }
 
-    /// The values of all fields of that name, whatever its case, in their order.
+    /// Returns the values of all fields of this name, whatever its case, in their order.
     pub(crate) fn fields(&self, name: &str) -> impl Iterator<Item = &str> {
         self.lines().filter(move |(field, _)| field.eq_ignore_ascii_case(name)).map(|(_, value)| value)
     }
 
-    /// The names and values of all fields, in their order.
+    /// Returns the names and values of all fields, in their order.
     pub(crate) fn lines(&self) -> impl Iterator<Item = (&str, &str)> {
         let pairs = self.fields.split('\n').filter_map(|line| line.split_once(':'));
         pairs.map(|(name, value)| (name, value.trim_matches([' ', '\t', '\r'])))
@@ -150,13 +150,13 @@ impl Request {
         self.target.len() + self.fields.len() + self.body.len()
     }
 
-    /// The path, without the query.
+    /// Returns the path, without the query.
     pub fn path(&self) -> &str {
         self.target.split('?').next().unwrap_or_default()
     }
 }
 
-/// Percent-decoding; `None` where an escape is cut short, not hexadecimal, or the result not UTF-8.
+/// Decodes a percent-encoded text; `None` if an escape is cut short or not hexadecimal, or the result is not UTF-8.
 pub fn percent_decode(text: &str) -> Option<Cow<'_, str>> {
     if !text.contains('%') {
         return Some(Cow::Borrowed(text));

@@ -39,7 +39,7 @@ pub struct Response {
     pub body: Vec<u8>,
 }
 
-/// The body as text, since it is there to be read in a failed test.
+/// Shows the body as text, to be read in a failed test.
 impl fmt::Debug for Response {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Response")
@@ -51,7 +51,7 @@ impl fmt::Debug for Response {
 }
 
 impl Response {
-    /// A body of one line of JSON.
+    /// Returns an answer whose body is one line of JSON.
     #[doc(hidden)]
     pub fn json(status: u16, value: &impl Serialize) -> Response {
         let mut body = Vec::with_capacity(USUAL_BYTES);
@@ -63,25 +63,24 @@ impl Response {
         Response { status, headers: Vec::new(), body }
     }
 
-    /// 204, without a body.
+    /// Returns 204, without a body.
     #[doc(hidden)]
     pub fn no_content() -> Response {
         Response { status: 204, headers: Vec::new(), body: Vec::new() }
     }
 
-    /// 304, without a body.
+    /// Returns 304, without a body.
     pub(crate) fn not_modified() -> Response {
         Response { status: 304, ..Response::no_content() }
     }
 
-    /// The body as JSON; `Null` where it is empty, as after a `DELETE`. For tests: every body that is served
-    /// here is JSON.
+    /// Returns the body as JSON, for tests; `Null` if it is empty, as after a `DELETE`, or no JSON.
     pub fn value(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_default()
     }
 
-    /// The value of the first header of that name, whatever its case. `Content-Type`, `Content-Length`, `Date`,
-    /// `X-Request-Id` and `Connection` are not among them: they are added on the way out.
+    /// Returns the value of the first header of this name, whatever its case. `Content-Type`, `Content-Length`, `Date`,
+    /// `X-Request-Id` and `Connection` are not among them: rendering adds them.
     pub fn header(&self, name: &str) -> Option<&str> {
         let mut headers = self.headers.iter();
         let found = headers.find(|(header, _)| header.eq_ignore_ascii_case(name));
@@ -148,8 +147,9 @@ impl Error {
         Response { headers: refusal.headers.clone(), ..Response::json(refusal.status, &refusal) }
     }
 
-    /// Logs what the client is not told: the SQL and the database's message, the panic, what was late; with the id of
-    /// the request, where it concerns one. Of errors that are the client's own, the access line shows the status.
+    /// Logs the reason that the answer does not tell: the SQL and the database's message, a panic, a lock, a wait that took
+    /// too long; with the id of the request, if there is one. The line of a request tells the status of an error of its
+    /// client's.
     pub(crate) fn log(&self, request: Option<&RequestId>) {
         use log::Level::{Error as Severe, Warn};
         match self {
@@ -172,7 +172,7 @@ impl Error {
         }
     }
 
-    /// The answer, logged where the client is not told what went wrong; with the id of the request, where it has one.
+    /// Logs the error, and returns its answer. The line has the id of the request, if there is one.
     pub(crate) fn into_response(self, request: Option<&RequestId>) -> Response {
         self.log(request);
         self.answer()

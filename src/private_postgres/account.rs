@@ -1,5 +1,5 @@
-//! The account that PostgreSQL runs as: never root, which it refuses. Owns what that account may enter and what
-//! belongs to it. Knows nothing of clusters.
+//! The account that PostgreSQL runs as: never root, which it refuses. Checks and makes the directories and files that the
+//! account owns or may enter. Knows nothing of clusters.
 
 use super::{ClusterError, Result, User};
 use nix::libc::{O_NOFOLLOW, O_NONBLOCK};

@@ -17,8 +17,8 @@ const BELOW: &str = "userd";
 /// The longest path of a socket: `sun_path` without its final NUL.
 const SOCKET_PATH_MAX: usize = 107;
 
-/// Functions of a shell that ends what works in directories. PostgreSQL's own account runs them, which sees where its
-/// processes are; root in a container may not.
+/// Functions of a shell that end the processes in directories. PostgreSQL's own account runs them: it sees where its
+/// processes are, which root in a container may not see.
 pub(super) const PROCESSES: &str = include_str!("processes.sh");
 
 /// A directory that this process has locked, until it is dropped.
@@ -79,7 +79,8 @@ impl ClusterDir {
         command
     }
 
-    /// Ends what a killed userd or a killed server left, and removes the files that name it. Blocks for up to 18 s.
+    /// Ends the processes that a killed userd or a killed server left, and removes the files that name them. Blocks for up
+    /// to 18 s.
     pub fn clear(&self) -> Result<()> {
         // PostgreSQL refuses a directory that the group may write to, as each mount of a volume with `fsGroup` has it.
         let mut shell = self.command(Path::new("/bin/sh"), Stdio::null());

@@ -64,7 +64,7 @@ fn of_debian(parent: &Path) -> impl Iterator<Item = PathBuf> {
 }
 
 /// Returns the directory of the programs that are named, or else of the first that are found, and a name that tells the
-/// installation from others without running it: the file of its server, which an upgrade replaces.
+/// installation from any other without running it: the file of its server, which an upgrade replaces.
 pub(super) fn first(account: &Account) -> Result<(PathBuf, String)> {
     let complete = installations()?.into_iter().find(|dir| dir.join("postgres").is_file());
     // The error says what is wrong with the programs.

@@ -1,4 +1,4 @@
-//! The server process of a cluster, from its start to the last signal. Knows its settings, not what it is for.
+//! The server process of a cluster, from its start to the last signal. Knows its settings, not its users.
 
 use super::{ClusterDir, ClusterError, POLL, PORT, Result, START_TIMEOUT};
 use nix::sys::signal::{Signal, kill};
@@ -22,7 +22,7 @@ const SETTINGS: [&str; 10] = [
     "log_autovacuum_min_duration=-1",
 ];
 
-/// Bytes of the log that are read for an error: many times what a start says.
+/// Bytes of the log that are read for an error: many times the lines of a start.
 const MOST_SHOWN: u64 = 1 << 20;
 
 /// A server that accepts connections. Dropping it stops it.
@@ -65,7 +65,7 @@ impl ServerProcess {
 impl Drop for ServerProcess {
     fn drop(&mut self) {
         let (pid, start) = (self.child.id(), Instant::now());
-        // After SIGQUIT the server itself kills what does not end within 5 s.
+        // After SIGQUIT the server itself kills its processes that do not end within 5 s.
         let signals = [(0, Signal::SIGINT), (10, Signal::SIGQUIT), (16, Signal::SIGKILL)];
         let mut signals = signals.into_iter().peekable();
         // An error means that another thread reaped the child: it has ended all the same.

@@ -1,8 +1,8 @@
 //! One throw-away server for all processes of a user that want one at the same time, such as the tests of a run. The first
 //! process starts it; it is gone some seconds after the last of them has ended, however it ended.
 //!
-//! A session counts the others, and removes the server once there are none. The connection that asks for it may be gone
-//! by then: the server does not look. Until that session is there, a shell removes the server if this process ends.
+//! A session counts the others, and removes the server once there are none. It goes on after its connection is closed, as
+//! the server does not check that. Until this session is there, a shell removes the server if this process ends.
 
 use super::directory::{self, ClusterDir, PROCESSES};
 use super::initdb::initialize;
@@ -52,8 +52,9 @@ const COUNT_SESSIONS: &str = "
         copy (select) to program 'cd .. && (PROCESSES remove \"$PWD\") </dev/null >/dev/null 2>&1 &';
     end $do$";
 
-/// Returns whether a session counts, and whether this one has taken lock 1: not if the server is about to end.
-const ENTER: &str = "
+/// Returns whether a session counts the others, and whether this one has taken its share, lock 1: it cannot if the server is
+/// about to end.
+const TAKE_SHARE: &str = "
     select exists (select from pg_locks join pg_database d on d.oid = database and datname = current_database()
                    where locktype = 'advisory' and objid = 2 and mode = 'ExclusiveLock'),
         pg_try_advisory_lock_shared(1)";
@@ -85,8 +86,9 @@ impl Shared {
         let deadline = Instant::now() + START_TIMEOUT;
         let mut remover: Option<ChildStdin> = None;
         loop {
-            let entered = dirs.iter().find_map(|dir| Some((enter(dir, &account)?, dir.clone())));
-            if let Some((client, dir)) = entered {
+            let connected =
+                dirs.iter().find_map(|dir| Some((connect_if_counted(dir, &account)?, dir.clone())));
+            if let Some((client, dir)) = connected {
                 if let Some(stdin) = &mut remover {
                     // A session removes it from now on.
                     stdin.write_all(b"\n").map_err(ClusterError::io("keep", &dir))?;
@@ -127,19 +129,19 @@ fn remove_without_a_line(directory: &ClusterDir) -> Result<Child> {
     shell.spawn().map_err(ClusterError::io("run", Path::new("/bin/sh")))
 }
 
-/// Connects to the server in `dir`. `None` if there is none, or if it is starting or ending. Another user could have made
-/// the directory, and would get all that is told to its server.
-fn enter(dir: &Path, account: &Account) -> Option<Client> {
+/// Connects to the server in `dir`, and takes a share. `None` if there is no server, or if it is starting or ending. If
+/// another user has made the directory, its server is told nothing.
+fn connect_if_counted(dir: &Path, account: &Account) -> Option<Client> {
     if !account.keeps_private(dir) {
         return None;
     }
     let mut client = connect(dir).ok()?;
-    let row = client.query_one(ENTER, &[]).ok()?;
-    let (counts, entered): (bool, bool) = (row.get(0), row.get(1));
-    if !counts {
+    let row = client.query_one(TAKE_SHARE, &[]).ok()?;
+    let (is_counted, has_share): (bool, bool) = (row.get(0), row.get(1));
+    if !is_counted {
         count_sessions(dir);
     }
-    (counts && entered).then_some(client)
+    (is_counted && has_share).then_some(client)
 }
 
 /// Returns whether a server listens, which may be starting, or have no session left.

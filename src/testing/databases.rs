@@ -107,7 +107,7 @@ impl Drop for ScratchDatabase {
         };
         outside_of_runtimes(|| {
             let mut share = SHARE.lock();
-            // If the session of the database has ended, others drop the database.
+            // If the session that created the database has ended, another process drops it.
             let Some(share) = share.as_mut().filter(|share| self.name.contains(&share.id)) else { return };
             let client = &mut share.cluster.client;
             let drop = format!("drop database if exists {} with (force)", self.name);

@@ -81,8 +81,8 @@ impl TestServer {
     /// less than 100 ms, about a second if this is the machine's first, and no longer than a minute.
     ///
     /// # Errors
-    /// [`StartError::Cluster`] if there is no PostgreSQL on this machine, or it does not start; others
-    /// come from the settings that were changed.
+    /// [`StartError::Cluster`] if there is no PostgreSQL on this machine, or it does not start; other errors come from the
+    /// settings that were changed.
     pub fn try_with(change: impl FnOnce(&mut Config)) -> Result<TestServer, StartError> {
         let mut config = Config { password_hashing: PasswordHashing::LeastCostForTests, ..small() };
         change(&mut config);

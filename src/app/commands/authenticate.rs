@@ -46,7 +46,7 @@ impl Authenticate {
         let user = app.users.find_by_email_with_credential(&self.email)?;
         let credential = user.as_ref().map(|user| user.credential.get()).transpose()?.flatten();
         let hash = credential.map(|credential| credential.password_hash.clone());
-        let verdict = app.with_hasher(hash.as_ref(), |hasher| {
+        let verdict = app.with_hash(hash.as_ref(), |hasher| {
             let found = hasher.check(&self.password, hash.as_ref());
             let new = (found == Match::Outdated).then(|| hasher.hash(&self.password).ok());
             (found, new.flatten())

@@ -96,7 +96,7 @@ impl Create {
         if let (hash @ Some(_), Some(password)) = (kept.password_hash.as_ref(), &self.new.password) {
             let mut attempt =
                 app.throttle.admit(&self.new.email, self.peer.map(counted_as), Instant::now())?;
-            if app.with_hasher(hash, |hasher| hasher.check(password, hash))? == Match::None {
+            if app.with_hash(hash, |hasher| hasher.check(password, hash))? == Match::None {
                 attempt.wrong();
                 return Err(Error::KeyReused);
             }

@@ -111,8 +111,8 @@ impl Command {
 }
 
 impl App {
-    /// Makes a request of this endpoint a command, or answers it with a page. Refuses it in the order of access, query, media
-    /// type, JSON, schema, mass assignment.
+    /// Makes a request of this endpoint a command, or answers it with a page. Refuses it in the order of access, query,
+    /// media type, JSON, schema, mass assignment.
     pub(super) fn parse(
         &self,
         request: &Request,
