@@ -37,7 +37,9 @@ fn each_names_the_cause_and_then_the_remedy() {
     for (arguments, cause) in of_clap {
         says(Process::start(arguments, &[]), &format!("{arguments:?}"), 2, 6, cause, "try '--help'");
     }
-    let plain: [(&[&str], i32, &str, &str); 16] = [
+    let secret = format!("postgres://ada:{DATABASE_PASSWORD}@localhost/app?sslmod=require");
+    let plain: [(&[&str], i32, &str, &str); 17] = [
+        (&["import", &secret], 2, "no argument is a connection string", "DATABASE_URL names the database"),
         (&["--embedded", "--with-parent=me"], 2, "there is no such process", "name one that runs"),
         (&["--embedded=/tmp/x", "--ephemeral"], 2, "--ephemeral", ""),
         (&["--env-file", &none], 2, &none, "name a file of lines NAME=value"),
@@ -76,7 +78,6 @@ fn each_names_the_cause_and_then_the_remedy() {
     let seed = Process::start(&["--embedded", "--ephemeral", "--seed", &bad], &variables);
     says(seed, "two lines", 1, 3, "line 1: /name must be a string", "line 2: ");
 
-    let secret = format!("postgres://ada:{DATABASE_PASSWORD}@localhost/app?sslmod=require");
     dir.write("blank", "\n");
     let blank = path("blank");
     let both = "postgres://ada@127.0.0.1:1/app?sslmode=require&sslrootcert=/nowhere";
