@@ -3,11 +3,9 @@
 //! (DNS rebinding).
 
 use super::routes::Callers;
-use crate::{
-    config::{AllowedOrigins, Config},
-    error::Error,
-    http::{Cors, Method, Request, hosts},
-};
+use crate::config::{AllowedOrigins, Config};
+use crate::error::Error;
+use crate::http::{Cors, Method, Request, hosts};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 

@@ -6,12 +6,9 @@
 
 use crate::{config::PeerKey, error::Error};
 use parking_lot::Mutex;
-use std::{
-    collections::{BTreeSet, HashMap, hash_map::RandomState},
-    hash::BuildHasher,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::collections::{BTreeSet, HashMap, hash_map::RandomState};
+use std::time::{Duration, Instant};
+use std::{hash::BuildHasher, sync::Arc};
 
 /// The time that attempts are counted for, from the first one on.
 const MINUTE: Duration = Duration::from_secs(60);

@@ -2,11 +2,9 @@
 //!
 //! The setting `VALIDATION` decides with which of two errors a bad body is refused.
 
-use crate::{
-    config::{self, Schema},
-    error::{Error, HAS_NUL, Violation},
-    users::email,
-};
+use crate::config::{self, Schema};
+use crate::error::{Error, HAS_NUL, Violation};
+use crate::users::email;
 use jsonschema::{ValidationError, Validator, error::ValidationErrorKind};
 use serde_json::{Map, Value};
 

@@ -12,9 +12,8 @@ pub use origins::AllowedOrigins;
 pub(crate) use settings::read_secret;
 pub use settings::{InForce, SETTINGS, Setting, near_miss, nearest};
 
-use std::{
-    collections::HashSet, fmt, net::SocketAddr, os::fd::OwnedFd, path::PathBuf, sync::Arc, time::Duration,
-};
+use std::{collections::HashSet, fmt, net::SocketAddr, os::fd::OwnedFd};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 use value::{problem, whole};
 
 /// Bytes of memory for rows and short answers, beside a hash and a page.

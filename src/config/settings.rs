@@ -4,17 +4,10 @@
 //! To add a setting: a field with its default, a row here, and the same row in docs/configuration.md. Reading the
 //! variable, its check, `userd --help` and the test that compares that page follow from the row.
 
-use super::{
-    AllowedOrigins, Config, ConfigError,
-    Database::{self, Parts},
-    TrustedProxies,
-    value::*,
-};
-use std::{
-    ffi::OsString,
-    fs,
-    path::{Path, PathBuf},
-};
+use super::Database::{self, Parts};
+use super::{AllowedOrigins, Config, ConfigError, TrustedProxies, value::*};
+use std::path::{Path, PathBuf};
+use std::{ffi::OsString, fs};
 
 /// One variable that the command reads. The table is [`SETTINGS`].
 #[derive(Debug)]

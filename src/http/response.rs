@@ -5,12 +5,8 @@ use crate::error::Error;
 use httpdate::HttpDate;
 use serde::Serialize;
 use serde_json::Value;
-use std::{
-    borrow::Cow,
-    fmt,
-    io::{self, Write},
-    time::SystemTime,
-};
+use std::io::{self, Write};
+use std::{borrow::Cow, fmt, time::SystemTime};
 
 /// Bytes that a body of one user and most heads fit in.
 const USUAL_BYTES: usize = 512;
