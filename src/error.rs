@@ -305,7 +305,7 @@ fn remedy(address: &str, error: &io::Error) -> &'static str {
         (AddrInUse, _) => "end what listens there, or choose another HOST or PORT",
         (_, true) => "HOST names a socket in a directory that is there and may be written",
         (PermissionDenied, false) => "choose a PORT from 1024 on, or let systemd pass the socket",
-        _ => "HOST has to be an address of this machine",
+        _ => "HOST has to be an address of this machine, without a scheme or a port",
     }
 }
 

@@ -67,6 +67,7 @@ fn each_names_the_cause_and_then_the_remedy() {
             "a directory that is there",
         ),
         (&["--host", "192.0.2.1"], 1, "cannot listen on 192.0.2.1", "an address of this machine"),
+        (&["--host", "127.0.0.1:80"], 1, "cannot listen on 127.0.0.1:80", "without a scheme or a port"),
     ];
     let database = ("DATABASE_URL", "postgres://ada@127.0.0.1:1/app");
     let variables = [database, ("DB_CONNECT_TIMEOUT", "1"), ("HOST", "127.0.0.1"), ("PORT", "0")];
