@@ -38,7 +38,7 @@ fn each_names_the_cause_and_then_the_remedy() {
         says(Process::start(arguments, &[]), &format!("{arguments:?}"), 2, 6, cause, "try '--help'");
     }
     let secret = format!("postgres://ada:{DATABASE_PASSWORD}@localhost/app?sslmod=require");
-    let plain: [(&[&str], i32, &str, &str); 17] = [
+    let plain: [(&[&str], i32, &str, &str); 18] = [
         (&["import", &secret], 2, "no argument is a connection string", "DATABASE_URL names the database"),
         (&["--embedded", "--with-parent=me"], 2, "there is no such process", "name one that runs"),
         (&["--embedded=/tmp/x", "--ephemeral"], 2, "--ephemeral", ""),
