@@ -17,7 +17,7 @@ use std::{
     ffi::OsString,
     path::{Path, PathBuf},
 };
-use userd::transfer::Format;
+use userd::{config::is_connection_string, transfer::Format};
 
 /// The subcommand that was given, with its options and its operand.
 pub struct Args {
@@ -115,13 +115,6 @@ impl Args {
 pub fn format_of(file: &Path) -> Option<Format> {
     let is_csv = file.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv"));
     is_csv.then_some(Format::Csv)
-}
-
-/// Returns whether an argument is the address of a database, which no error may repeat: it can have a password.
-fn is_connection_string(argument: &str) -> bool {
-    let (scheme, rest) = argument.split_once("://").unwrap_or_default();
-    let has_user = rest.split([',', ' ']).next().is_some_and(|address| address.contains('@'));
-    has_user || scheme.contains("postgres") || argument.contains("password=") && argument.contains("host=")
 }
 
 /// Returns clap's message. A stray argument may be a secret: it is not repeated.

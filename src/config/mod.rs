@@ -10,7 +10,7 @@ mod value;
 pub use networks::{PeerKey, TrustedProxies, counted_as};
 pub use origins::AllowedOrigins;
 pub(crate) use settings::read_secret;
-pub use settings::{InForce, SETTINGS, Setting, near_miss, nearest};
+pub use settings::{InForce, SETTINGS, Setting, is_connection_string, near_miss, nearest};
 
 use std::{collections::HashSet, fmt, net::SocketAddr, os::fd::OwnedFd};
 use std::{path::PathBuf, sync::Arc, time::Duration};
@@ -443,6 +443,10 @@ mod tests {
             ("DB_HOST", "h;password=hunter2"),
             ("DB_HOST", "\"\""),
             ("HOST", "postgres://u:hunter2@h/d"),
+            ("PORT", "postgres://u:hunter2@h/d"),
+            ("SCHEMA", "postgres://u:hunter2@h/d"),
+            ("ALLOWED_ORIGINS", "postgres://u:hunter2@h/d"),
+            ("DATABASE_URL_FILE", "postgres://u:hunter2@h/d"),
             ("API_TOKEN_READ", "\"a\"\r\n"),
             ("DB_PORT", "tcp://10.0.0.1:5432"),
             ("API_TOKEN_FILE", "/nowhere/at/all"),

@@ -148,7 +148,7 @@ impl Setting {
             return Ok(());
         }
         let Some((variable, text)) = assigned(self.variable, lookup)? else { return Ok(()) };
-        (self.access)(config, Some(&text)).map(drop).map_err(|line| problem(variable, line))
+        (self.access)(config, Some(&text)).map(drop).map_err(|line| refused(variable, &text, line))
     }
 }
 
@@ -242,8 +242,24 @@ fn assigned(variable: &'static str, lookup: &Lookup) -> Result<Option<(&'static 
     if value.is_some() {
         return Err(problem(file, format!("cannot be set together with {variable}")));
     }
-    let text = read_secret(Path::new(&path)).map_err(|line| problem(file, line))?;
+    let text = read_secret(Path::new(&path)).map_err(|line| refused(file, &path, line))?;
     Ok(Some((file, text)))
+}
+
+/// Returns the error of a variable, which does not repeat its text if that is a connection string.
+fn refused(variable: &'static str, text: &str, line: String) -> ConfigError {
+    let is_hidden = is_connection_string(text);
+    problem(
+        variable,
+        if is_hidden { "is a connection string: set DATABASE_URL to it".to_owned() } else { line },
+    )
+}
+
+/// Returns whether a text has the address of a database, which no error may repeat: it can have a password.
+pub fn is_connection_string(text: &str) -> bool {
+    let (scheme, rest) = text.split_once("://").unwrap_or_default();
+    let has_user = rest.split([',', ' ']).next().is_some_and(|address| address.contains('@'));
+    has_user || scheme.contains("postgres") || text.contains("password=") && text.contains("host=")
 }
 
 /// Returns the text of a file without the end of its last line, and without a byte order mark. The error names the file.
