@@ -83,7 +83,7 @@ impl Access {
     /// Returns the fields that an answer needs for a page of another origin.
     pub fn cors(&self, request: &Request) -> Cors {
         let fields = request.lines().map(|(name, value)| (name, value.as_bytes()));
-        Cors::judge(&self.origins, request.method == Method::Options, fields)
+        Cors::of(&self.origins, request.method == Method::Options, fields)
     }
 
     /// Returns true if the Host names this service. A page whose own name resolves to this server (DNS

@@ -162,7 +162,7 @@ impl App {
         Instant::now() + self.request_timeout
     }
 
-    /// The users themselves, for what HTTP does not offer.
+    /// Returns the users, for what HTTP does not offer.
     #[doc(hidden)]
     pub fn users(&self) -> &Users {
         &self.users

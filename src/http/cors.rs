@@ -33,8 +33,8 @@ pub enum Cors {
 }
 
 impl Cors {
-    /// Judges a request with these fields; `options` if that is its method.
-    pub fn judge<'a>(
+    /// Returns the fields for a request with these fields; `options` if that is its method.
+    pub fn of<'a>(
         origins: &AllowedOrigins,
         options: bool,
         fields: impl Iterator<Item = (&'a str, &'a [u8])>,
@@ -93,7 +93,7 @@ mod tests {
         const OTHER: (&str, &[u8]) = ("origin", b"https://evil.example");
         let of = |origins: &str, options, fields: &[(&'static str, &'static [u8])]| {
             let mut response = Response::no_content().with("Allow", "GET, OPTIONS");
-            Cors::judge(&origins.parse().unwrap(), options, fields.iter().copied()).add_to(&mut response);
+            Cors::of(&origins.parse().unwrap(), options, fields.iter().copied()).add_to(&mut response);
             let fields = response.headers[1..].iter();
             fields.map(|(name, value)| format!("{name}: {value}")).collect::<Vec<_>>().join("; ")
         };

@@ -31,9 +31,9 @@ impl Method {
     /// Returns the name for the log of a method that a client has sent: that name, if it is no longer than any that is in
     /// use.
     pub(crate) fn shown(self, name: &str) -> Cow<'static, str> {
-        const LONGEST: usize = 16;
+        const MOST_NAME_BYTES: usize = 16;
         match self {
-            Method::Other if name.len() <= LONGEST => Cow::Owned(name.to_owned()),
+            Method::Other if name.len() <= MOST_NAME_BYTES => Cow::Owned(name.to_owned()),
             known => Cow::Borrowed(known.name()),
         }
     }

@@ -68,7 +68,7 @@ impl Account {
         Uid::effective().is_root().then_some((self.uid, self.gid))
     }
 
-    /// A program that is run as this account, with little of our environment.
+    /// Returns a command that runs a program as this account, with little of our environment.
     pub(super) fn command(&self, program: impl AsRef<Path>) -> Command {
         let mut command = Command::new(program.as_ref());
         command.env_clear().envs(ENVIRONMENT.iter().filter_map(|name| Some((name, env::var_os(name)?))));
@@ -114,14 +114,14 @@ impl Account {
         found.is_ok_and(|dir| dir.is_dir() && dir.uid() == self.uid && dir.mode() & 0o777 == 0o700)
     }
 
-    /// Makes a directory that no other account can enter, unless it is there. Returns whether it is.
+    /// Makes a directory that no other account can enter, unless there is one. Returns whether there is one then.
     pub(super) fn makes_private(&self, dir: &Path) -> bool {
         let mut mkdir = self.command("mkdir");
         mkdir.args(["-m700", "--"]).arg(dir).stderr(Stdio::null());
         self.keeps_private(dir) || mkdir.status().is_ok() && self.keeps_private(dir)
     }
 
-    /// Gives the account a directory that is root's, and none of another owner, and closes it to other accounts.
+    /// Gives the account a directory of root's, and closes it to other accounts. Refuses a directory of another owner.
     pub(super) fn take_over(&self, dir: &Path) -> Result<()> {
         let is_roots = fs::metadata(dir).is_ok_and(|found| found.uid() == 0);
         if let Some((uid, gid)) = self.instead_of_root().filter(|_| is_roots) {

@@ -75,7 +75,7 @@ impl Cluster {
         }
         let server = ServerProcess::start(&directory, &programs, max_connections, &[])?;
         if is_new {
-            // Only a superuser may create in the schema, as it is by itself from version 15 on.
+            // From version 15 on, PostgreSQL itself lets only the owner of the schema create in it.
             const CLOSE: &str = "revoke create on schema public from public";
             let closed = connect(&dir).and_then(|mut client| client.batch_execute(CLOSE));
             closed.map_err(|error| ClusterError::new(format!("cannot set up the database: {error}")))?;

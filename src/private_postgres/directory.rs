@@ -46,7 +46,7 @@ impl ClusterDir {
         Ok(Some(ClusterDir { dir: dir.to_owned(), account, lock: file }))
     }
 
-    /// Returns whether the directory that is locked has its name still.
+    /// Returns whether the locked directory still has its name.
     pub fn is_there(&self) -> bool {
         let inode = |found: Metadata| (found.dev(), found.ino());
         let named = fs::symlink_metadata(self.dir.join("lock")).map(inode).ok();
@@ -63,8 +63,8 @@ impl ClusterDir {
         self.account.open(&path).map_err(ClusterError::io("open", &path))
     }
 
-    /// A program that is run as the account, in a process group of its own. It may outlive this process, and keeps none of
-    /// the descriptors that this process was started with: a lock of a caller's would be held on.
+    /// Returns a command that runs a program as the account, in a process group of its own. The program may outlive this
+    /// process. It inherits no descriptor that this process was started with, as one may hold a lock of the caller's.
     pub fn command(&self, program: &Path, errors: impl Into<Stdio>) -> Command {
         let mut command = self.account.command(program);
         command.current_dir(&self.dir).process_group(0).stdin(Stdio::null()).stdout(Stdio::null());
@@ -130,7 +130,7 @@ pub(super) fn make(dir: &Path, account: Account) -> Result<PathBuf> {
     create(parent)?;
     account.check_way(&fs::canonicalize(parent).map_err(ClusterError::io("read", parent))?)?;
     create(&absolute)?;
-    // A new directory outlasts a power failure then.
+    // After that, a new directory outlasts a power failure.
     let _ = File::open(parent).and_then(|parent| parent.sync_all());
     let dir = fs::canonicalize(&absolute).map_err(ClusterError::io("read", dir))?;
     let (place, below) = (place(&dir), dir.join(BELOW));

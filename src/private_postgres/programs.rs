@@ -41,7 +41,7 @@ pub(super) fn find(wanted: Option<u32>, account: &Account) -> Result<(PathBuf, u
 /// `initdb`, of `PATH`, `pg_config` and Debian, highest version first.
 fn installations() -> Result<Vec<PathBuf>> {
     if let Some(dir) = env::var_os(VARIABLE).filter(|dir| !dir.is_empty()) {
-        // The programs run in another directory.
+        // The programs are run in another directory, where a relative path would lead elsewhere.
         return Ok(vec![path::absolute(&dir).map_err(ClusterError::io("use", Path::new(&dir)))?]);
     }
     let has_initdb = |dir: &PathBuf| dir.is_absolute() && dir.join("initdb").is_file();

@@ -7,7 +7,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::{fs, path::Path, process::Child, thread, time::Instant};
 
 /// Settings of every server.
-const SETTINGS: [&str; 10] = [
+const SERVER_SETTINGS: [&str; 10] = [
     "listen_addresses=",
     "unix_socket_directories=..", // from `pgdata`, which it works in
     "unix_socket_permissions=0700",
@@ -23,7 +23,7 @@ const SETTINGS: [&str; 10] = [
 ];
 
 /// Bytes of the log that are read for an error: many times the lines of a start.
-const MOST_SHOWN: u64 = 1 << 20;
+const MOST_LOG_BYTES: u64 = 1 << 20;
 
 /// A server that accepts connections. Dropping it stops it.
 #[derive(Debug)]
@@ -32,8 +32,8 @@ pub(super) struct ServerProcess {
 }
 
 impl ServerProcess {
-    /// Starts the server with settings beside [`SETTINGS`]. Blocks for up to [`START_TIMEOUT`]. After an error nothing is
-    /// running.
+    /// Starts the server with settings beside [`SERVER_SETTINGS`]. Blocks for up to [`START_TIMEOUT`]. After an error nothing
+    /// is running.
     pub fn start(dir: &ClusterDir, programs: &Path, max_connections: u32, settings: &[&str]) -> Result<Self> {
         let deadline = Instant::now() + START_TIMEOUT;
         let (program, pgdata) = (programs.join("postgres"), dir.pgdata());
@@ -41,7 +41,7 @@ impl ServerProcess {
         log.seek(SeekFrom::End(0)).map_err(ClusterError::io("log in", &dir.dir))?;
         let mut command = dir.command(&program, dir.log()?);
         command.arg("-D").arg(&pgdata).args([format!("--port={PORT}"), format!("-N{max_connections}")]);
-        command.args(SETTINGS.iter().chain(settings).map(|setting| format!("--{setting}")));
+        command.args(SERVER_SETTINGS.iter().chain(settings).map(|setting| format!("--{setting}")));
         let mut server = ServerProcess { child: command.spawn().map_err(ClusterError::io("run", &program))? };
         // The server would refuse an earlier connection with a line in its log.
         let is_ready = || {
@@ -53,7 +53,7 @@ impl ServerProcess {
             if ended.is_some() || Instant::now() >= deadline {
                 let how = ended.map_or("not ready in time".to_owned(), |status| status.to_string());
                 let mut said = Vec::new();
-                let _ = log.take(MOST_SHOWN).read_to_end(&mut said);
+                let _ = log.take(MOST_LOG_BYTES).read_to_end(&mut said);
                 return Err(ClusterError::said(&format!("PostgreSQL failed ({how})"), &said));
             }
             thread::sleep(POLL);

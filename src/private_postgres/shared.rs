@@ -90,7 +90,7 @@ impl Shared {
                 dirs.iter().find_map(|dir| Some((connect_if_counted(dir, &account)?, dir.clone())));
             if let Some((client, dir)) = connected {
                 if let Some(stdin) = &mut remover {
-                    // A session removes it from now on.
+                    // From now on a session removes the directory.
                     stdin.write_all(b"\n").map_err(ClusterError::io("keep", &dir))?;
                 }
                 return Ok(Shared { dir, programs, client });
@@ -154,7 +154,7 @@ fn accepts_connections(dir: &Path) -> bool {
 fn count_sessions(dir: &Path) {
     let dir = dir.to_owned();
     let count = COUNT_SESSIONS.replace("PROCESSES", &PROCESSES.replace('\'', "''"));
-    // If there is no thread, the next process tries it.
+    // If the thread cannot be started, the next process starts one.
     let _ = thread::Builder::new().spawn(move || -> std::result::Result<(), postgres::Error> {
         let mut client = connect(&dir)?;
         // Version 13 has no such setting, and does not look.

@@ -86,7 +86,7 @@ impl Control {
 
     /// Lets time pass for idempotency keys and for counts of wrong passwords.
     pub fn advance(&self, time: Duration) -> Result<(), String> {
-        // An older key is as good as none.
+        // A key of 25 hours has expired, and need not become older.
         let age = format!(
             "update idempotency_keys set kept_since = \
              greatest(kept_since - interval '{} seconds', now() - interval '25 hours')",
@@ -97,8 +97,8 @@ impl Control {
         Ok(())
     }
 
-    /// Executes statements that lock tables. A statement of a request may hold a lock, and wait for another one of these:
-    /// then they give their locks back, and are tried again.
+    /// Executes statements that lock tables. A statement of a request may hold one of these locks and wait for another one:
+    /// the statements then end, which releases their locks, and are tried again.
     fn run_between_requests(&self, sql: &str) -> Result<(), String> {
         let sql = format!("set lock_timeout = '50ms'; set jit = off; {sql}");
         let is_locked = |tried: &Result<(), Error>| has_code(tried, &SqlState::LOCK_NOT_AVAILABLE);

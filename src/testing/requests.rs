@@ -73,7 +73,7 @@ impl Control {
         self.watch.lock().rules.clear();
     }
 
-    /// Returns how many requests are yet to fail. None of them is one that fails by chance.
+    /// Returns how many requests are yet to fail. Those that fail by chance are not counted.
     pub fn faults_left(&self) -> u32 {
         self.watch.lock().rules.iter().filter_map(|rule| rule.left).fold(0, u32::saturating_add)
     }

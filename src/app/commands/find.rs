@@ -11,7 +11,7 @@ use crate::users::{revision::Condition, user::User};
 #[derive(Debug)]
 pub(crate) struct Find {
     id: i64,
-    /// The condition of a read; or the refusal of a PUT or a PATCH, before which a missing user is told.
+    /// The condition of a read; or the refusal of a PUT or a PATCH, which is answered only if the user exists.
     then: Result<Condition, Error>,
 }
 

@@ -120,7 +120,7 @@ impl<'a> Query<'a> {
             _ if !is_number => ("type", too_small()),
             Ok(number) if number < min => ("minimum", too_small()),
             Ok(number) if number <= max => return Some(number),
-            // Digits only, so text that does not fit is too large.
+            // The text has digits alone: a number that does not fit is too large.
             _ => ("maximum", format!("must be at most {max}")),
         };
         self.refuse(name, keyword, message);

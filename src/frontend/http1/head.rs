@@ -156,7 +156,7 @@ impl Echo {
     pub fn of(line: &RequestLine, bytes: &[u8], fields: &[httparse::Header], limits: &Limits) -> Echo {
         let named = fields.iter().map(|field| (field.name, field.value));
         let method = line.method(bytes);
-        let cors = Cors::judge(&limits.allowed_origins, method == b"OPTIONS", named);
+        let cors = Cors::of(&limits.allowed_origins, method == b"OPTIONS", named);
         let client = forwarded::client(fields, &limits.trusted_proxies);
         Echo { id: request_id(fields), cors, head_only: method == b"HEAD", client }
     }
