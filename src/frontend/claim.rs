@@ -1,9 +1,7 @@
 //! A request in the hands of a worker.
 
-use crate::{
-    budget::Reservation,
-    http::{Cors, Request, RequestId},
-};
+use crate::budget::Reservation;
+use crate::http::{Cors, Request, RequestId};
 use std::time::Instant;
 
 /// A request that a worker has claimed.

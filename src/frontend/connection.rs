@@ -7,31 +7,20 @@
 mod state;
 mod writing;
 
-use super::{
-    Resources,
-    claim::{Claimed, Slot},
-    http1::{Arrived, Parsed, framing::Framing, head::Echo},
-    peers::Peer,
-    warnings::Warnings,
-};
-use crate::{
-    budget::{Budget, Reservation},
-    config::Limits,
-    error::{Error, Reason},
-    http::{Persistence, RequestId},
-};
+use super::claim::{Claimed, Slot};
+use super::http1::{Arrived, Parsed, framing::Framing, head::Echo};
+use super::{Resources, peers::Peer, warnings::Warnings};
+use crate::budget::{Budget, Reservation};
+use crate::config::Limits;
+use crate::error::{Error, Reason};
+use crate::http::{Persistence, RequestId};
 use mio::{Poll, event::Event};
 use nix::libc::MSG_NOSIGNAL;
 use socket2::Socket;
 pub use state::DOING;
 use state::{InWork, State};
-use std::{
-    io::{self, ErrorKind, Read},
-    mem,
-    net::Shutdown,
-    sync::Arc,
-    time::Instant,
-};
+use std::io::{self, ErrorKind, Read};
+use std::{mem, net::Shutdown, sync::Arc, time::Instant};
 pub use writing::{Delivery, LINGER_TIME};
 
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";

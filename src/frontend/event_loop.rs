@@ -5,25 +5,19 @@
 
 mod admission;
 
-use super::{
-    Listener, Resources,
-    connection::{Action, Connection, Context, LINGER_TIME},
-    slots::{Entry, Slots},
-};
+use super::connection::{Action, Connection, Context, LINGER_TIME};
+use super::slots::{Entry, Slots};
+use super::{Listener, Resources};
 use crate::{config::Limits, error::Reason};
 use mio::{Events, Interest, Poll, Token, Waker, unix::SourceFd};
 use nix::sys::socket::{MsgFlags, recv};
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
-use std::{
-    fmt::Write as _,
-    io::{self, ErrorKind, Write as _},
-    mem,
-    os::fd::{AsFd, AsRawFd},
-    os::unix::net::UnixStream,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, atomic::Ordering},
-    time::{Duration, Instant},
-};
+use std::io::{self, ErrorKind, Write as _};
+use std::os::fd::{AsFd, AsRawFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, atomic::Ordering};
+use std::time::{Duration, Instant};
+use std::{fmt::Write as _, mem, os::unix::net::UnixStream};
 
 const LISTENER: Token = Token(usize::MAX);
 const WAKER: Token = Token(usize::MAX - 1);

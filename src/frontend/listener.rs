@@ -3,15 +3,13 @@
 //! Owns the life of a Unix socket's file. Binds every socket that clients connect to. Knows nothing of HTTP.
 
 use socket2::{Domain, SockAddr, Socket, Type};
-use std::{
-    fmt, fs, io,
-    net::{IpAddr, Shutdown, SocketAddr, ToSocketAddrs},
-    os::{
-        fd::OwnedFd,
-        unix::fs::{FileTypeExt, MetadataExt},
-    },
-    path::{Path, PathBuf},
+use std::net::{IpAddr, Shutdown, SocketAddr, ToSocketAddrs};
+use std::os::{
+    fd::OwnedFd,
+    unix::fs::{FileTypeExt, MetadataExt},
 };
+use std::path::{Path, PathBuf};
+use std::{fmt, fs, io};
 
 /// Connections that the kernel completes before they are accepted. It lowers this to its own bound.
 const BACKLOG: i32 = 4096;

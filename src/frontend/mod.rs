@@ -26,20 +26,11 @@ pub use listener::Listener;
 pub use peers::ClientName;
 pub use slots::{MAX_SURPLUS, Slots};
 
-use crate::{
-    budget::Budget,
-    config::Limits,
-    http::{Request, RequestId, Response},
-    metrics::Metrics,
-};
+use crate::http::{Request, RequestId, Response};
+use crate::{budget::Budget, config::Limits, metrics::Metrics};
 use event_loop::EventLoop;
-use std::{
-    io,
-    os::unix::net::UnixStream,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
-    thread,
-};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::{io, os::unix::net::UnixStream, sync::Arc, thread};
 
 /// Answers a request that needs no worker; `None` if a worker is to answer it. It must not block.
 pub type AnswerAtOnce = Box<dyn Fn(&Request, &RequestId) -> Option<Response> + Send>;

@@ -4,22 +4,15 @@
 //! Owns the locks of the frontend. Each slot has its own: a worker holds one for one non-blocking write at most, so it
 //! never waits for a client, nor for another worker.
 
-use super::{
-    claim::{Claimed, Slot},
-    connection::{Connection, DOING, Delivery},
-    warnings::Warnings,
-};
-use crate::{
-    budget::{Budget, Reservation},
-    config::Limits,
-    http::Response,
-};
+use super::claim::{Claimed, Slot};
+use super::connection::{Connection, DOING, Delivery};
+use super::warnings::Warnings;
+use crate::budget::{Budget, Reservation};
+use crate::{config::Limits, http::Response};
 use mio::Waker;
 use parking_lot::{Mutex, MutexGuard};
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
-};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Slots for connections beyond the capacity that are being told so. Each costs a descriptor and some 200 bytes.
 pub const MAX_SURPLUS: usize = 256;

@@ -1,18 +1,12 @@
 //! Warnings about clients that are answered 503: at most one a second for each reason, however many there are.
 
 use super::peers::ClientName;
-use crate::{
-    error::Reason,
-    http::{RequestId, log_line},
-};
+use crate::error::Reason;
+use crate::http::{RequestId, log_line};
 use parking_lot::Mutex;
-use std::{
-    collections::HashMap,
-    fmt, mem,
-    net::IpAddr,
-    panic::{AssertUnwindSafe, catch_unwind},
-    time::{Duration, Instant},
-};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+use std::{collections::HashMap, fmt, mem, net::IpAddr};
 
 /// The least time between two lines about one reason.
 const INTERVAL: Duration = Duration::from_secs(1);

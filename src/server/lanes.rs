@@ -9,15 +9,11 @@
 //!   statement of its change has ended;
 //! - a command that met a lock is retried alone after a pause, and retries take half of the sessions for writes.
 
-use crate::{
-    app::{Lane, Needs, retry_pause},
-    config::PeerKey,
-};
-use std::{
-    collections::{HashMap, HashSet, VecDeque},
-    mem,
-    time::{Duration, Instant},
-};
+use crate::app::{Lane, Needs, retry_pause};
+use crate::config::PeerKey;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::mem;
+use std::time::{Duration, Instant};
 use strum::VariantNames;
 
 const FIND: usize = Lane::Find as usize;

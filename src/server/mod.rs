@@ -5,22 +5,14 @@ mod relay;
 mod system;
 mod workers;
 
-use crate::{
-    app::{self, App, Judged, Next},
-    config::{Config, Limits},
-    db::target::Target,
-    error::StartError,
-    frontend::{AnswerAtOnce, ClientName, Frontend, Listener, Resources},
-    http::{Cors, Request, RequestId},
-};
+use crate::app::{self, App, Judged, Next};
+use crate::config::{Config, Limits};
+use crate::frontend::{AnswerAtOnce, ClientName, Frontend, Listener, Resources};
+use crate::http::{Cors, Request, RequestId};
+use crate::{db::target::Target, error::StartError};
 use lanes::Capacity;
-use std::{
-    io,
-    net::SocketAddr,
-    sync::Arc,
-    thread,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
+use std::{io, net::SocketAddr, sync::Arc, thread};
 pub use system::check_system;
 use workers::Workers;
 pub use workers::{Fault, Faults};

@@ -4,16 +4,12 @@
 //! that never misbehaves: the frontend, which sends tickets over one stream. A ticket names the slots whose requests are
 //! complete. tiny_http takes only a listener; so the stream is a connection to a socket that has space for one.
 
-use nix::sys::socket::{
-    AddressFamily, Backlog, Shutdown, SockFlag, SockType, UnixAddr, bind, connect, getsockname, listen,
-    shutdown, socket,
-};
-use std::{
-    io,
-    os::{
-        fd::AsRawFd,
-        unix::net::{UnixListener, UnixStream},
-    },
+use nix::sys::socket::{AddressFamily, Backlog, Shutdown, SockFlag, SockType, UnixAddr, bind, connect};
+use nix::sys::socket::{getsockname, listen, shutdown, socket};
+use std::io;
+use std::os::{
+    fd::AsRawFd,
+    unix::net::{UnixListener, UnixStream},
 };
 
 /// Starts tiny_http, and connects the one stream that it will ever serve. Its threads end with that stream. The value is

@@ -24,25 +24,18 @@ mod requests;
 #[cfg(test)]
 mod tests;
 
-use super::{
-    LAST_WORK,
-    lanes::{Batch, Capacity, Lanes, Queued},
-};
-use crate::{
-    app::{App, Command, Needs, Outcome},
-    config::counted_as,
-    error::{Error, Reason},
-    frontend::Slots,
-};
+use super::LAST_WORK;
+use super::lanes::{Batch, Capacity, Lanes, Queued};
+use crate::app::{App, Command, Needs, Outcome};
+use crate::error::{Error, Reason};
+use crate::{config::counted_as, frontend::Slots};
 pub use faults::{Fault, Faults};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use requests::{Job, MEMORY_WAIT, guard};
-use std::{
-    io, mem,
-    sync::{Arc, atomic::Ordering},
-    thread::{self, JoinHandle},
-    time::{Duration, Instant},
-};
+use std::sync::{Arc, atomic::Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+use std::{io, mem};
 
 /// Bytes of a thread's stack. Only what is used becomes memory: 48 KiB at most under load of every kind.
 const STACK: usize = 512 << 10;

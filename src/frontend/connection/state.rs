@@ -1,14 +1,12 @@
 //! The states of a connection, and what the event loop is told of them: deadlines, and which connections may go. Pure.
 
 use super::{Connection, writing::Unsent};
-use crate::{
-    config::Limits,
-    frontend::{
-        http1::{framing::Framing, head::Echo},
-        peers::Expendable,
-    },
-    http::{Persistence, Request, RequestId},
+use crate::config::Limits;
+use crate::frontend::{
+    http1::{framing::Framing, head::Echo},
+    peers::Expendable,
 };
+use crate::http::{Persistence, Request, RequestId};
 use std::time::{Duration, Instant};
 
 /// The states of a connection. `since` is when it began: deadlines count from there, and no byte moves them. `input` is

@@ -1,23 +1,15 @@
 //! From an answer or a refusal to bytes on the socket of a connection, and the end of a connection.
 
 use super::{Action, Connection, Context, InWork, State, counted};
-use crate::frontend::{
-    http1::head::Echo,
-    peers::{ClientName, Peer},
-};
-use crate::{
-    error::{Error, Reason},
-    http::{Persistence, RequestId, Response, log_line},
-};
+use crate::error::{Error, Reason};
+use crate::frontend::http1::head::Echo;
+use crate::frontend::peers::{ClientName, Peer};
+use crate::http::{Persistence, RequestId, Response, log_line};
 use mio::{Interest, Token, unix::SourceFd};
 use nix::libc::MSG_NOSIGNAL;
-use std::{
-    fmt,
-    io::{self, ErrorKind},
-    mem,
-    os::fd::AsRawFd,
-    time::{Duration, Instant},
-};
+use std::io::{self, ErrorKind};
+use std::time::{Duration, Instant};
+use std::{fmt, mem, os::fd::AsRawFd};
 
 /// Time for which a refused client is read from, so that it gets the answer: closing a socket with unread bytes in it
 /// resets the connection, and the reset overtakes the answer.

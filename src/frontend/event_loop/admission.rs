@@ -7,25 +7,16 @@
 //! free, the oldest of them is closed.
 
 use super::{EventLoop, SWEEP_PAUSE};
-use crate::{
-    config::PeerKey,
-    error::Reason,
-    frontend::{
-        connection::{Action, Connection},
-        peers::{Expendable, Peer, may_displace},
-    },
+use crate::frontend::{
+    connection::{Action, Connection},
+    peers::{Expendable, Peer, may_displace},
 };
+use crate::{config::PeerKey, error::Reason};
 use mio::{Interest, Token, unix::SourceFd};
 use socket2::Socket;
-use std::{
-    cmp::Reverse,
-    collections::HashMap,
-    io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted, WouldBlock},
-    net::IpAddr,
-    os::fd::AsRawFd,
-    sync::atomic::Ordering,
-    time::{Duration, Instant},
-};
+use std::io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted, WouldBlock};
+use std::time::{Duration, Instant};
+use std::{cmp::Reverse, collections::HashMap, net::IpAddr, os::fd::AsRawFd, sync::atomic::Ordering};
 
 /// Connections accepted in one iteration; reading goes on in between.
 const ACCEPTS_PER_ITERATION: usize = 64;
@@ -201,19 +192,10 @@ impl EventLoop {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        budget::Budget,
-        config::Limits,
-        frontend::{Listener, Resources},
-        http::Response,
-        metrics::Metrics,
-    };
-    use std::{
-        io::{Read, Write},
-        net::TcpStream,
-        os::unix::net::UnixStream,
-        sync::Arc,
-    };
+    use crate::frontend::{Listener, Resources};
+    use crate::{budget::Budget, config::Limits, http::Response, metrics::Metrics};
+    use std::io::{Read, Write};
+    use std::{net::TcpStream, os::unix::net::UnixStream, sync::Arc};
 
     /// A worker may claim a request between its arrival and the look at the memory, as an older ticket may name its slot: then
     /// it is executed, and its client must not be told otherwise. Whether it was claimed, and the status of its answer.

@@ -3,17 +3,11 @@
 //! Owns which byte sequences are a request (`request_line`, `head` and `body` know the details). Knows no socket, no clock and no thread: the same bytes give the same result however
 //! they were split on the way. To keep that true, every refusal is decided by the shortest prefix that deserves it.
 
-use super::{
-    Parsed,
-    body::Incoming,
-    head::{Echo, Head, parse_fields},
-    line,
-    request_line::{PROXY_PROTOCOL, RequestLine},
-};
-use crate::{
-    config::{Limits, MOST_HEADER_FIELDS},
-    error::Error,
-};
+use super::head::{Echo, Head, parse_fields};
+use super::request_line::{PROXY_PROTOCOL, RequestLine};
+use super::{Parsed, body::Incoming, line};
+use crate::config::{Limits, MOST_HEADER_FIELDS};
+use crate::error::Error;
 use std::net::IpAddr;
 
 /// Empty lines that may precede a request line (RFC 9112, 2.2 asks for at least one).

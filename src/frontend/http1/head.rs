@@ -3,15 +3,10 @@
 //! Owns the rules for the fields (RFC 9112, 5 and 6). Gets a head that is complete and free of forbidden bytes;
 //! knows nothing of how it arrived.
 
-use super::{
-    Arrived, forwarded,
-    request_line::{RequestLine, is_authority, is_token},
-};
-use crate::{
-    config::Limits,
-    error::Error,
-    http::{Cors, Method, Persistence, Request, RequestId},
-};
+use super::request_line::{RequestLine, is_authority, is_token};
+use super::{Arrived, forwarded};
+use crate::http::{Cors, Method, Persistence, Request, RequestId};
+use crate::{config::Limits, error::Error};
 use memchr::memchr;
 use std::{net::IpAddr, time::Duration};
 

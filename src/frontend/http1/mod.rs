@@ -11,10 +11,8 @@ mod fuzz;
 pub mod head;
 mod request_line;
 
-use crate::{
-    error::Error,
-    http::{Persistence, Request},
-};
+use crate::error::Error;
+use crate::http::{Persistence, Request};
 
 /// The progress that some bytes have made.
 #[derive(Debug)]

@@ -2,14 +2,11 @@
 
 use super::*;
 use crate::config::TrustedProxies;
-use std::{
-    net::SocketAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicUsize},
-    },
-    thread,
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicUsize},
 };
+use std::{net::SocketAddr, thread};
 
 /// The address that takes what there is, and another.
 const GREEDY: u8 = 2;

@@ -3,32 +3,25 @@
 //! One thread claims the requests of each ticket, and workers echo them as JSON. `/hold` waits until [`Harness::release`],
 //! `/big/N` answers N bytes, `/empty` 204. `/immediate` is answered at once.
 
-use crate::{
-    budget::Budget,
-    config::Limits,
-    frontend::{Claimed, Frontend, Listener, Resources, Slots},
-    http::{Request, RequestId, Response},
-    metrics::Metrics,
-};
+use crate::frontend::{Claimed, Frontend, Listener, Resources, Slots};
+use crate::http::{Request, RequestId, Response};
+use crate::{budget::Budget, config::Limits, metrics::Metrics};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use socket2::{Domain, Socket, Type};
-use std::{
-    io::{self, Read, Write},
-    net::{Shutdown, SocketAddr, TcpStream},
-    os::unix::{
-        fs::{DirBuilderExt, PermissionsExt},
-        net::{UnixListener, UnixStream},
-    },
-    path::PathBuf,
-    sync::{
-        Arc, Condvar, Mutex,
-        atomic::{AtomicUsize, Ordering},
-        mpsc,
-    },
-    thread,
-    time::{Duration, Instant},
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::unix::{
+    fs::{DirBuilderExt, PermissionsExt},
+    net::{UnixListener, UnixStream},
 };
+use std::sync::{
+    Arc, Condvar, Mutex,
+    atomic::{AtomicUsize, Ordering},
+    mpsc,
+};
+use std::time::{Duration, Instant};
+use std::{path::PathBuf, thread};
 
 /// No test waits longer for anything.
 pub const TIMEOUT: Duration = Duration::from_secs(20);

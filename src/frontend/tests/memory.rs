@@ -2,12 +2,8 @@
 
 use super::harness::{Client, Harness, connect_from, pause, until};
 use socket2::SockRef;
-use std::{
-    net::TcpStream,
-    sync::atomic::Ordering,
-    thread,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
+use std::{net::TcpStream, sync::atomic::Ordering, thread};
 
 const KIB: usize = 1 << 10;
 

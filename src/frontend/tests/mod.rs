@@ -5,22 +5,16 @@ mod harness;
 mod memory;
 mod private_stream;
 
-use crate::{
-    budget::Budget,
-    config::Limits,
-    frontend::{Frontend, Listener, Resources},
-    metrics::Metrics,
-};
+use crate::frontend::{Frontend, Listener, Resources};
+use crate::{budget::Budget, config::Limits, metrics::Metrics};
 use harness::*;
 use socket2::SockRef;
-use std::{
-    io::{BufRead, BufReader, Read, Write},
-    net::{Shutdown, TcpStream},
-    os::unix::{fs::PermissionsExt, net::UnixStream},
-    process::{Child, ChildStdout, Command, Stdio},
-    sync::atomic::Ordering,
-    time::{Duration, Instant},
-};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::unix::{fs::PermissionsExt, net::UnixStream};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 const GET: &str = "GET / HTTP/1.1\r\nHost: a\r\n\r\n";
 const HOLD: &str = "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n";

@@ -1,16 +1,10 @@
 //! Requests that fail on command, in a service that is thrown away.
 
 use super::{Dispatch, Job, MEMORY_WAIT, guard};
-use crate::{
-    app::Next,
-    error::Error,
-    http::{Request, Response},
-};
-use std::{
-    sync::Arc,
-    thread,
-    time::{Duration, Instant},
-};
+use crate::http::{Request, Response};
+use crate::{app::Next, error::Error};
+use std::time::{Duration, Instant};
+use std::{sync::Arc, thread};
 
 /// A way for a request to fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,19 +2,14 @@
 //! logged; and the figures of those in between.
 
 use super::{Dispatch, Workers, faults::fail};
-use crate::{
-    app::{self, Command, Judged, Needs, Next},
-    error::{Error, Reason},
-    frontend::{Claimed, ClientName},
-    http::{RequestId, Response},
-    metrics::Source,
-};
-use std::{
-    fmt, mem,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use crate::app::{self, Command, Judged, Needs, Next};
+use crate::error::{Error, Reason};
+use crate::frontend::{Claimed, ClientName};
+use crate::http::{RequestId, Response};
+use crate::metrics::Source;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+use std::{fmt, mem, sync::Arc};
 
 /// Requests that are judged before they are queued: then other workers may execute them.
 const RECEIVE_REQUESTS: usize = 256;

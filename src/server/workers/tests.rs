@@ -2,18 +2,12 @@
 //! and what a stop or a panic leaves behind.
 
 use super::*;
-use crate::{
-    config::{Config, Limits},
-    frontend::{Frontend, Listener, Resources},
-    http::Request,
-    server::relay,
-    testing::ScratchDatabase,
-};
-use std::{
-    io::{Read, Write},
-    net::{SocketAddr, TcpStream},
-    time::Duration,
-};
+use crate::config::{Config, Limits};
+use crate::frontend::{Frontend, Listener, Resources};
+use crate::{http::Request, server::relay, testing::ScratchDatabase};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 const SESSIONS: usize = 3;

@@ -1,9 +1,7 @@
 //! Streams as clients may send them: which requests are in them, however they are split.
 
-use super::{
-    super::{Arrived, fuzz::checks::limits},
-    *,
-};
+use super::super::{Arrived, fuzz::checks::limits};
+use super::*;
 use crate::http::{Persistence, Request};
 use std::mem;
 
