@@ -70,10 +70,10 @@ pub struct Connection {
     stream: Socket,
     /// Peer of the connection.
     peer: Peer,
-    /// The client that its bytes count for: the peer, or the one that a trusted proxy names in the head of a request, until
-    /// that is answered.
+    /// The client that its bytes count for: the peer, or the one that a trusted proxy names in the head of a request,
+    /// until that is answered.
     pub holder: Peer,
-    /// Counts requests, so that a late answer is recognized as late.
+    /// The number of the request, by which a late answer is recognized.
     generation: u64,
     /// The socket may hold bytes, or an end, that were not read.
     pub readable: bool,
@@ -81,7 +81,7 @@ pub struct Connection {
     ended: bool,
     /// The client has reset the connection: it cannot take an answer.
     reset: bool,
-    /// Registered for writability too.
+    /// The socket is registered for writability, too.
     awaits_writable: bool,
     /// The connection is beyond the capacity, and only gets a refusal.
     pub surplus: bool,
@@ -91,8 +91,8 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// A connection that was just accepted, which has `held` nothing yet. Its requests have generations from
-    /// `generation` on.
+    /// Creates the connection of a socket that was just accepted. The generations of its requests begin with
+    /// `generation`.
     pub fn new(stream: Socket, peer: Peer, generation: u64, held: Reservation, now: Instant) -> Connection {
         Connection {
             stream,
@@ -135,7 +135,7 @@ impl Connection {
         self.reset |= event.is_error();
     }
 
-    /// Does all that can be done without waiting.
+    /// Reads, parses and writes as far as that is possible without waiting.
     pub fn advance(&mut self, index: u32, context: &mut Context) -> Action {
         for _ in 0..STEPS_PER_ITERATION {
             let action = match &self.state {
@@ -245,8 +245,8 @@ impl Connection {
         }
     }
 
-    /// Parses bytes that were just read, behind the ones that were read before, and enters the state that follows. A head
-    /// or a body that goes on arriving keeps its deadline.
+    /// Parses bytes that were just read, behind the ones that were read before, and enters the state that follows. A
+    /// head or a body that goes on arriving keeps its deadline.
     fn parse(&mut self, fresh: &[u8], context: &mut Context) {
         let (now, limits) = (context.now, &context.limits);
         let (mut framing, mut input, mut began) = match mem::replace(&mut self.state, State::Closing) {
@@ -281,8 +281,8 @@ impl Connection {
         }
     }
 
-    /// Sends 100 (Continue). If the socket does not take so few bytes, the client has not read earlier answers; it gets no
-    /// more.
+    /// Sends 100 (Continue). If the socket does not take so few bytes, the client has not read earlier answers; it gets
+    /// no more.
     fn ask_for_body(&mut self) {
         if self.stream.send_with_flags(CONTINUE, MSG_NOSIGNAL).ok() != Some(CONTINUE.len()) {
             self.give_up();

@@ -27,7 +27,7 @@ const TIMER: Token = Token(usize::MAX - 3);
 const EVENTS: usize = 1024;
 /// Bytes that one read takes at most. They bound the memory that a pipelining client takes up.
 const SCRATCH_BYTES: usize = 16 * 1024;
-/// Iterations of accepting before the listener closes, which resets connections that are still in its backlog.
+/// How often the listener accepts before it closes. Closing resets the connections in its backlog.
 const LAST_ACCEPTS: usize = 64;
 /// Slots that one ticket names, at most, so that several workers get some of a crowd's requests.
 const TICKET_SLOTS: usize = 32;
@@ -40,20 +40,20 @@ pub struct EventLoop {
     pub slots: Arc<Slots>,
     listener: Option<Listener>,
     private: UnixStream,
-    /// The slots whose requests were completed in this iteration, and that no other ticket names.
+    /// Slots that the next ticket names: their requests are complete, and no earlier ticket names them.
     passed: Vec<u32>,
-    /// Connections that count, up to `max_connections`.
+    /// Open connections that are not surplus, up to `max_connections`.
     admitted: usize,
-    /// Connections that were ever opened.
+    /// The number of connections since the start. It begins the generations of each one.
     opened: u64,
-    /// Slots without a connection, the next one last.
+    /// Slots without a connection. The next connection gets the last one.
     free: Vec<u32>,
     /// Connections that asked to be called again in the next iteration.
     requeued: Vec<u32>,
-    /// There may be a client to accept, from then on.
+    /// When the listener is to be asked for clients; `None` until it reports some.
     accept_at: Option<Instant>,
     sweep_at: Option<Instant>,
-    /// When a stop has to be over.
+    /// The deadline of a stop, once one has begun.
     stop_at: Option<Instant>,
     /// Wakes the loop. It stays set while requests come: a wait with a time-out of its own would set one timer each.
     timer: TimerFd,
@@ -107,7 +107,7 @@ impl EventLoop {
         })
     }
 
-    /// Runs until a stop is over. Errors are the end of all service.
+    /// Runs until a stop is over. An error ends the service.
     pub fn run(&mut self) -> io::Result<()> {
         let mut events = Events::with_capacity(EVENTS);
         loop {
@@ -161,7 +161,7 @@ impl EventLoop {
                 }),
             }
         }
-        // A connection may be there twice.
+        // The list may have a connection twice.
         due.sort_unstable();
         due.dedup();
         due.into_iter()
@@ -169,7 +169,8 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Returns the time to wait for events: none, or until the timer rings, which is set for an earlier time only.
+    /// Returns the longest wait for events: zero if a connection is due now, else none. Sets the timer if a deadline is
+    /// earlier than the one that it is set for.
     fn timeout(&mut self) -> io::Result<Option<Duration>> {
         if !self.requeued.is_empty() {
             return Ok(Some(Duration::ZERO));
@@ -188,7 +189,7 @@ impl EventLoop {
         Ok(None)
     }
 
-    /// Calls one connection, and does what it asks for then.
+    /// Calls a connection, and then waits for it, queues it or closes it as it asks.
     fn call(&mut self, index: u32, work: impl FnOnce(&mut Connection, &mut Context) -> Action) {
         let Some(mut entry) = self.slots.lock(index) else {
             return;
@@ -270,8 +271,8 @@ impl EventLoop {
 
     /// Ends requests, answers and connections whose deadline has passed.
     ///
-    /// The next sweep is at the first deadline that is set, or at the first one that may be set until then: no state has
-    /// less time than the shortest limit.
+    /// The next sweep is at the first deadline that is set, or at the first one that may be set until then: no state
+    /// has less time than the shortest limit.
     fn sweep(&mut self) {
         let now = self.context.now;
         let Limits { head_timeout, body_timeout, idle_timeout, write_timeout, .. } = *self.context.limits;
@@ -295,8 +296,8 @@ impl EventLoop {
         self.free.len() == self.slots.len()
     }
 
-    /// Leaves nothing open: requests that are arriving or in work are answered 503, as far as the socket takes it at once.
-    /// The slots outlive the loop: workers hold them.
+    /// Leaves nothing open: requests that are arriving or in work are answered 503, as far as the socket takes it at
+    /// once. The slots outlive the loop: workers hold them.
     pub fn clear(&mut self) {
         self.listener = None;
         self.context.now = Instant::now();

@@ -69,7 +69,8 @@ impl Listener {
         self.socket.local_addr().ok()?.as_socket()
     }
 
-    /// The next client, and its address unless it came over a Unix socket; `WouldBlock` when there is none.
+    /// Accepts the next client. Returns its socket, and its address unless that is a Unix socket; `WouldBlock` if no
+    /// client waits.
     pub(super) fn accept(&self) -> io::Result<(Socket, Option<IpAddr>)> {
         let (socket, address) = self.socket.accept()?;
         socket.set_nonblocking(true)?;
@@ -88,8 +89,8 @@ impl Listener {
         socket.set_nonblocking(true)?;
         let address = socket.local_addr()?;
         if address.as_socket().is_some() {
-            // Linux hands it on to every connection that is accepted. An answer is one write, so
-            // waiting for more of it would only be late.
+            // Accepted connections inherit the option. An answer is one write, so waiting for more bytes would delay
+            // it.
             socket.set_tcp_nodelay(true)?;
         } else if !address.is_unix() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "neither a TCP nor a Unix socket"));
@@ -116,17 +117,17 @@ fn bind_tcp(address: SocketAddr) -> io::Result<Socket> {
         // `::` takes IPv4 as well, which some systems do not do by default.
         socket.set_only_v6(false)?;
     }
-    // Connections of an earlier server that are still being forgotten do not hold the port.
+    // Connections of an earlier server in TIME_WAIT do not hold the port.
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
     Ok(socket)
 }
 
-/// Takes the path if it is free, or has the file of a socket that is not in use, which it removes.
+/// Binds a path that is free. Removes the file of a socket that no process listens on.
 fn bind_unix(path: &Path) -> io::Result<Listener> {
     use io::ErrorKind::{AddrInUse, AlreadyExists, InvalidInput, NotFound};
     if path.as_os_str().is_empty() {
-        // Linux makes a name up for an empty path.
+        // Linux would bind an empty path to a name of its own choice.
         return Err(io::Error::new(InvalidInput, "the path of the socket is empty"));
     }
     let address = SockAddr::unix(path)?;
@@ -157,8 +158,8 @@ fn in_use(address: &SockAddr) -> io::Result<bool> {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // The file is removed before the socket is closed, as a server that starts now would take it for a stale one. The
-        // next start replaces a file that is left.
+        // The file is removed before the socket is closed, as a server that starts now would take it for a stale one.
+        // The next start replaces a file that is left.
         if let Some((path, _)) = self.file.as_ref().filter(|_| self.has_file()) {
             let _ = fs::remove_file(path);
         }

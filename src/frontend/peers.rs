@@ -24,7 +24,8 @@ impl Peer {
         Peer { address: named.filter(|_| self.trusted).or(self.address), trusted: false }
     }
 
-    /// Returns what it is counted by; `None` for a trusted proxy, which is not counted.
+    /// Returns the key that its connections are counted under; `None` for a trusted proxy, whose connections are not
+    /// counted.
     pub fn key(self) -> Option<PeerKey> {
         (!self.trusted).then(|| self.address.map(counted_as))
     }
@@ -55,8 +56,8 @@ pub enum Expendable {
     Queued,
 }
 
-/// Returns whether a connection may be closed for a newcomer: only if the newcomer's peer does not get ahead of the
-/// other by that. An idle connection may be closed for its own peer, too.
+/// Returns whether a connection may be closed for a newcomer: only if the newcomer's peer then holds no more than the
+/// peer of the closed one. An idle connection may be closed for its own peer, too.
 pub fn may_displace(newcomer: usize, held: usize, state: Expendable) -> bool {
     newcomer + 1 < held || (state == Expendable::Idle && newcomer <= held)
 }

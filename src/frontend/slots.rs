@@ -27,7 +27,7 @@ pub struct Slots {
     waker: Waker,
     /// Answers say `Connection: close`, and idle connections are closed.
     pub(super) stopping: AtomicBool,
-    /// Connections that need the event loop after a worker's answer.
+    /// Connections that the event loop is to advance, as a worker has answered them.
     scheduled: Mutex<Vec<u32>>,
     /// Warnings about clients that are answered 503.
     pub warnings: Arc<Warnings>,
@@ -50,8 +50,8 @@ impl Entry {
 
 /// The calls of workers.
 impl Slots {
-    /// Claims the requests of a ticket. To be called exactly once for every ticket, and at once: until then, newer requests
-    /// of its slots get no ticket of their own. Leaves out clients that do not wait for an answer any more.
+    /// Claims the requests of a ticket. To be called exactly once for every ticket, and at once: until then, newer
+    /// requests of its slots get no ticket of their own. Leaves out clients that do not wait for an answer any more.
     pub fn claim(&self, ticket: &str) -> impl Iterator<Item = Claimed> {
         ticket.split(['/', ',']).filter_map(|index| {
             let index = index.parse().ok()?;
@@ -96,13 +96,13 @@ impl Slots {
         self.entries.len()
     }
 
-    /// Marks a request as being executed, so that it is not given up for other clients. Returns whether its client still
-    /// waits for the answer.
+    /// Marks a request as being executed, so that it is not given up for other clients. Returns whether its client
+    /// still waits for the answer.
     pub fn begin(&self, slot: Slot) -> bool {
         self.lock(slot.index).is_some_and(|mut entry| entry.awaiting(slot).map(Connection::begin).is_some())
     }
 
-    /// Returns whether the client does not wait for the answer any more, so that work on it would be in vain. Cheap.
+    /// Returns whether the client has stopped waiting for the answer. Locks the slot for a moment.
     pub fn abandoned(&self, slot: Slot) -> bool {
         self.lock(slot.index).is_none_or(|mut entry| entry.awaiting(slot).is_none())
     }

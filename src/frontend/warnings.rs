@@ -11,7 +11,7 @@ use std::{collections::HashMap, fmt, mem, net::IpAddr};
 /// The least time between two lines about one reason.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The time from which on there may be a line about each reason, and how many were skipped since the last one.
+/// For each reason, when the next line may be logged, and how many were skipped since the last one.
 #[derive(Default)]
 pub struct Warnings(Mutex<HashMap<&'static str, (Instant, u64)>>);
 

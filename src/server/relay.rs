@@ -1,8 +1,9 @@
 //! tiny_http, and the private stream over which the frontend is its only client.
 //!
-//! tiny_http gives each connection a thread, waits for a slow client, and takes whatever is sent. So it serves one client
-//! that never misbehaves: the frontend, which sends tickets over one stream. A ticket names the slots whose requests are
-//! complete. tiny_http takes only a listener; so the stream is a connection to a socket that has space for one.
+//! tiny_http gives each connection a thread, waits for a slow client, and takes whatever is sent. So it serves one
+//! client that never misbehaves: the frontend, which sends tickets over one stream. A ticket names the slots whose
+//! requests are complete. tiny_http takes only a listener; so the stream is a connection to a socket that has space for
+//! one.
 
 use nix::sys::socket::{AddressFamily, Backlog, Shutdown, SockFlag, SockType, UnixAddr, bind, connect};
 use nix::sys::socket::{getsockname, listen, shutdown, socket};
@@ -12,15 +13,15 @@ use std::os::{
     unix::net::{UnixListener, UnixStream},
 };
 
-/// Starts tiny_http, and connects the one stream that it will ever serve. Its threads end with that stream. The value is
-/// never dropped: its `Drop` panics if the listener has no path.
+/// Starts tiny_http, and connects the one stream that it will ever serve. Its threads end with that stream. The value
+/// is never dropped: its `Drop` panics if the listener has no path.
 pub fn start() -> io::Result<(&'static tiny_http::Server, UnixStream)> {
     let open = |flags| socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC | flags, None);
     let (listener, stream) = (open(SockFlag::empty())?, open(SockFlag::SOCK_NONBLOCK)?);
     // Linux chooses a name that is in no directory.
     bind(listener.as_raw_fd(), &UnixAddr::new_unnamed())?;
     listen(&listener, Backlog::new(0)?)?;
-    // Fails if another process has taken the room.
+    // Fails if another process has connected first.
     connect(stream.as_raw_fd(), &getsockname::<UnixAddr>(listener.as_raw_fd())?)?;
     // No process can connect any more; the connection above waits to be accepted.
     shutdown(listener.as_raw_fd(), Shutdown::Both)?;

@@ -1,4 +1,4 @@
-//! The states of a connection, and what the event loop is told of them: deadlines, and which connections may go. Pure.
+//! The states of a connection, their deadlines, and whether a connection in them may be closed for another one. Pure.
 
 use super::{Connection, writing::Unsent};
 use crate::config::Limits;
@@ -9,8 +9,8 @@ use crate::frontend::{
 use crate::http::{Persistence, Request, RequestId};
 use std::time::{Duration, Instant};
 
-/// The states of a connection. `since` is when it began: deadlines count from there, and no byte moves them. `input` is
-/// what was read and is not used yet.
+/// The states of a connection. `since` is the time at which the state began: deadlines count from there, and no byte
+/// moves them. `input` has the bytes that were read and are not used yet.
 pub(super) enum State {
     /// Between requests; the beginning of the next one may have been read with the last.
     Idle { since: Instant, input: Vec<u8> },
@@ -20,9 +20,9 @@ pub(super) enum State {
     Working { since: Instant, request: InWork, input: Vec<u8> },
     /// The socket did not take all of an answer.
     Writing { since: Instant, answer: Unsent },
-    /// The last answer is sent.
+    /// The last answer is sent, and the connection is about to close.
     Closing,
-    /// Shut down for writing; until then bytes are read and thrown away.
+    /// The socket is shut down for writing. Bytes that arrive until then are discarded.
     Lingering { until: Instant },
 }
 
@@ -62,8 +62,8 @@ impl Connection {
         matches!(self.state, State::Working { .. })
     }
 
-    /// Returns whether a request is arriving, or waits for a worker to claim it. A claimed one is executed, so its client is
-    /// not told otherwise.
+    /// Returns whether a request is arriving, or waits for a worker to claim it. A claimed one is executed, so its
+    /// client is not told otherwise.
     pub fn is_unclaimed(&self) -> bool {
         match &self.state {
             State::Working { request, .. } => request.request.is_some(),

@@ -18,7 +18,7 @@ pub const LINGER_TIME: Duration = Duration::from_secs(1);
 /// The part of an answer that the client's socket took.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Delivery {
-    /// Bytes that it took at once. The frontend sends the rest as the client takes it, and logs if it does not.
+    /// Bytes that the socket took at once. The frontend sends the rest, and logs it if the client does not take it.
     pub taken: usize,
     /// Bytes of the whole answer.
     pub length: usize,
@@ -37,7 +37,7 @@ pub(super) struct Unsent {
     bytes: Vec<u8>,
     sent: usize,
     id: RequestId,
-    /// When the socket last took some of it.
+    /// When the socket last took bytes of it.
     pub moved: Instant,
     /// Bytes that were read beyond the request, if the connection stays open.
     keep: Option<Vec<u8>>,
@@ -101,7 +101,7 @@ impl Connection {
         let State::Working { request, input, .. } = mem::replace(&mut self.state, State::Closing) else {
             unreachable!("the caller has made sure that a request is in work");
         };
-        // A second answer is late from now on.
+        // Another answer to this request would be late.
         self.generation += 1;
         let InWork { persistence, id, echo, .. } = request;
         echo.cors.add_to(&mut response);
@@ -178,7 +178,7 @@ impl Connection {
         };
     }
 
-    /// Gives up a client that does not read any more: nothing is worth sending or reading.
+    /// Gives up a client that does not read any more: nothing is sent to it or read from it.
     pub(super) fn give_up(&mut self) {
         self.state = State::Closing;
         self.readable = false;

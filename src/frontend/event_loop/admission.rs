@@ -1,10 +1,10 @@
 //! Which clients are let in, and which connections are closed for them or for memory.
 //!
-//! Connections, or bytes, that run out are taken from the client that holds the most. Behind a trusted proxy that is the
-//! one that the head of its request names; a connection of the proxy between requests is left alone. A client that is turned
-//! away gets a 503 and is read from for a while: closing a socket with unread bytes would reset the connection before
-//! the client has seen the answer. Such connections are `surplus` and do not count towards the maximum; if no slot is
-//! free, the oldest of them is closed.
+//! Connections, or bytes, that run out are taken from the client that holds the most. Behind a trusted proxy that is
+//! the one that the head of its request names; a connection of the proxy between requests is left alone. A client that
+//! is turned away gets a 503 and is read from for a while: closing a socket with unread bytes would reset the
+//! connection before the client has seen the answer. Such connections are `surplus` and do not count towards the
+//! maximum; if no slot is free, the oldest of them is closed.
 
 use super::{EventLoop, SWEEP_PAUSE};
 use crate::frontend::{
@@ -27,11 +27,11 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const STALLED_CLIENT: Duration = Duration::from_secs(1);
 /// The part of the budget that is freed when a worker waits for memory: `1 / FREED_PART`.
 const FREED_PART: usize = 8;
-/// Connections that are tried for one that is to be closed: a worker may answer one at that moment.
+/// How many connections are tried until one closes: a worker may answer a picked one at that moment.
 const TRIES: usize = 8;
 
 impl EventLoop {
-    /// Accepts clients that are waiting, up to a number.
+    /// Accepts waiting clients, up to [`ACCEPTS_PER_ITERATION`].
     pub(super) fn accept(&mut self) {
         let now = self.context.now;
         self.accept_at = Some(now);
@@ -93,8 +93,7 @@ impl EventLoop {
         }
     }
 
-    /// Closes a connection, for more connections or for memory, if there is one that may be closed. Returns whether there
-    /// was.
+    /// Closes a connection to make way for others or to free memory. Returns false if none may be closed.
     fn make_way(&mut self, why: Reason, newcomer: Option<Peer>) -> bool {
         for _ in 0..TRIES {
             let Some(index) = self.pick(why, newcomer) else {
@@ -149,8 +148,8 @@ impl EventLoop {
             .map(|found| found.3)
     }
 
-    /// Frees the memory that a connection has made counted beyond the limit: at the cost of others, else at its own. A
-    /// request that a worker has claimed by now keeps its memory.
+    /// Brings the budget back below its limit after a connection has grown: closes others, or else this one. A request
+    /// that a worker has claimed by now keeps its memory.
     pub(super) fn make_memory(&mut self, index: u32, holder: Peer) {
         while self.context.resources.budget.is_exceeded() {
             if !self.make_way(Reason::NoMemory, Some(holder)) {
@@ -164,7 +163,8 @@ impl EventLoop {
         }
     }
 
-    /// Frees a part of the budget for a worker that waits for memory, as far as there are connections that may be closed.
+    /// Frees a part of the budget for a worker that waits for memory, as far as there are connections that may be
+    /// closed.
     pub(super) fn free_memory(&mut self) {
         let budget = self.context.resources.budget.clone();
         let enough = budget.held().saturating_sub(budget.limit() / FREED_PART);
@@ -197,8 +197,9 @@ mod tests {
     use std::io::{Read, Write};
     use std::{net::TcpStream, os::unix::net::UnixStream, sync::Arc};
 
-    /// A worker may claim a request between its arrival and the look at the memory, as an older ticket may name its slot: then
-    /// it is executed, and its client must not be told otherwise. Whether it was claimed, and the status of its answer.
+    /// A worker may claim a request between its arrival and the look at the memory, as an older ticket may name its
+    /// slot: then it is executed, and its client must not be told otherwise. Whether it was claimed, and the status of
+    /// its answer.
     #[test]
     fn a_claimed_request_is_not_turned_away_for_memory() {
         for (is_claimed, status) in [(false, 503), (true, 200)] {

@@ -1,4 +1,4 @@
-//! The body of a request on its way in: counted, or in chunks.
+//! The body of a request while it arrives: of a known length, or in chunks.
 //!
 //! Owns the decoding of chunks (RFC 9112, 7). Extensions and trailers are checked, bounded and dropped.
 
@@ -8,7 +8,7 @@ use crate::{config::Limits, error::Error};
 /// A chunk-size line with its extensions; a size needs 16 digits at most.
 const MAX_CHUNK_LINE: usize = 256;
 
-/// A request whose body is on its way in.
+/// A request whose body is arriving.
 pub struct Incoming {
     /// The request, with as much of its body as has arrived.
     pub arrived: Arrived,
@@ -46,8 +46,8 @@ impl Incoming {
         request.memory() + left
     }
 
-    /// Reads on, like [`super::framing::Framing::advance`]; `used` grows by what was used. Returns whether the body is
-    /// complete.
+    /// Reads on, as [`super::framing::Framing::advance`] does; `used` grows by the bytes that were used. Returns
+    /// whether the body is complete.
     pub fn advance(&mut self, bytes: &[u8], used: &mut usize, limits: &Limits) -> Result<bool, Error> {
         loop {
             let rest = &bytes[*used..];
@@ -120,7 +120,8 @@ fn chunk_size(line: &[u8]) -> Result<(u64, usize), Error> {
     Ok((size, extensions.len()))
 }
 
-/// Returns true if the bytes can be chunk extensions: a semicolon, visible characters and blanks. Extensions are dropped.
+/// Returns true if the bytes can be chunk extensions: a semicolon, visible characters and blanks. Extensions are
+/// dropped.
 fn are_extensions(bytes: &[u8]) -> bool {
     let allowed = |byte: &u8| byte.is_ascii_graphic() || matches!(byte, b' ' | b'\t');
     bytes.is_empty() || (bytes.trim_ascii_start().starts_with(b";") && bytes.iter().all(allowed))

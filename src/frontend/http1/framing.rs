@@ -1,7 +1,8 @@
 //! Bytes in, complete requests out: RFC 9112, read strictly.
 //!
-//! Owns which byte sequences are a request (`request_line`, `head` and `body` know the details). Knows no socket, no clock and no thread: the same bytes give the same result however
-//! they were split on the way. To keep that true, every refusal is decided by the shortest prefix that deserves it.
+//! Owns which byte sequences are a request (`request_line`, `head` and `body` know the details). Knows no socket, no
+//! clock and no thread: the same bytes give the same result however they were split on the way. To keep that true,
+//! every refusal is decided by the shortest prefix that deserves it.
 
 use super::head::{Echo, Head, parse_fields};
 use super::request_line::{PROXY_PROTOCOL, RequestLine};
@@ -12,7 +13,7 @@ use std::net::IpAddr;
 
 /// Empty lines that may precede a request line (RFC 9112, 2.2 asks for at least one).
 const MAX_EMPTY_LINES: u8 = 4;
-/// The first byte of what a client of https says.
+/// The first byte that a client of https sends.
 const TLS_HANDSHAKE: u8 = 0x16;
 
 /// Reads the requests of one connection, one after the other.
@@ -28,8 +29,9 @@ pub struct Framing {
 }
 
 impl Framing {
-    /// Reads on. `bytes` is all that was not used yet. `used` grows by how many bytes were used; the caller shows the
-    /// others again, with more behind them. After a request that is complete or refused, another value reads on.
+    /// Reads on. `bytes` has all bytes that were not used yet. `used` grows by the number of those used now; the caller
+    /// passes the others again, with more behind them. After a request that is complete or refused, another value reads
+    /// on.
     pub fn advance(&mut self, bytes: &[u8], used: &mut usize, limits: &Limits) -> Result<Parsed, Error> {
         if let Some(body) = self.body.take() {
             return self.read_body(*body, bytes, used, limits);
@@ -82,12 +84,12 @@ impl Framing {
         Ok(Parsed::Incomplete)
     }
 
-    /// The most bytes that the request can have that is arriving, once its head is complete.
+    /// Returns the most bytes that the arriving request can have, once its head is complete.
     pub fn most(&self, limits: &Limits) -> Option<usize> {
         self.body.as_ref().map(|body| body.most(limits))
     }
 
-    /// Returns the client that a proxy says the request is of, once its head is complete.
+    /// Returns the client that a proxy names for the request, once its head is complete.
     pub fn client(&self) -> Option<IpAddr> {
         self.body.as_ref().and(self.echo.client)
     }
@@ -97,9 +99,9 @@ impl Framing {
         self.body.is_some()
     }
 
-    /// The request line, and where the head ends, once it does. Refuses what no head may hold, at the first such byte:
-    /// httparse would let a bare LF pass, and judges nothing before the head is complete. The request line is judged when
-    /// it is complete.
+    /// Returns the request line and the length of the head, once the head is complete. Refuses bytes that no head may
+    /// hold as soon as they are there: httparse would let a bare LF pass, and judges a head only when it is complete.
+    /// The request line is judged when its end is there.
     fn scan(&mut self, bytes: &[u8], limits: &Limits) -> Result<Option<(RequestLine, usize)>, Error> {
         loop {
             let left = limits.max_head_bytes - self.line;

@@ -100,8 +100,8 @@ impl<'a> Framed<'a> {
     }
 }
 
-/// Makes the request of a head, all but its body. The authority of an absolute-form target stands before the Host field,
-/// which it replaces.
+/// Makes the request of a head, all but its body. The authority of an absolute-form target stands before the Host
+/// field, which it replaces.
 fn request(bytes: &[u8], line: &RequestLine, peer: Option<IpAddr>) -> Request {
     let name = String::from_utf8_lossy(line.method(bytes));
     let method = Method::from(&*name);
@@ -119,7 +119,8 @@ fn first_field(head: &[u8]) -> usize {
     memchr(b'\n', head).map_or(head.len(), |end| end + 1)
 }
 
-/// The fields of a head, which ends with its empty line. `fields` is how many fields it may have.
+/// Parses the fields of a head, which ends with its empty line, into `fields`, which has space for as many as it may
+/// have.
 pub fn parse_fields<'a>(
     head: &'a [u8],
     fields: &'a mut [httparse::Header<'a>],
@@ -138,11 +139,11 @@ pub fn parse_fields<'a>(
 pub struct Echo {
     /// The id that the client gives its request.
     pub id: Option<RequestId>,
-    /// The page of a browser that the request is of, as far as CORS concerns it.
+    /// The fields that the answer needs for a page of another origin.
     pub cors: Cors,
-    /// HEAD, as far as can be told: the answer has no body.
+    /// The method is HEAD, if the bytes show that already: the answer has no body.
     pub head_only: bool,
-    /// The client that a proxy names; only to be believed of a trusted one.
+    /// The client that a trusted proxy names.
     pub client: Option<IpAddr>,
 }
 
@@ -166,8 +167,8 @@ fn request_id(fields: &[httparse::Header]) -> Option<RequestId> {
     }
 }
 
-/// Judges the transfer codings of all Transfer-Encoding fields, in their order (RFC 9112, 6.1). Returns whether they are
-/// `chunked` alone; `None` if there are none.
+/// Judges the transfer codings of all Transfer-Encoding fields, in their order (RFC 9112, 6.1). Returns whether they
+/// are `chunked` alone; `None` if there are none.
 fn codings(fields: &[httparse::Header]) -> Result<Option<bool>, Error> {
     let fields = fields.iter().filter(|field| field.name.eq_ignore_ascii_case("transfer-encoding"));
     let (mut chunked, mut served) = (false, None);
@@ -184,14 +185,14 @@ fn codings(fields: &[httparse::Header]) -> Result<Option<bool>, Error> {
     Ok(served)
 }
 
-/// Returns the seconds that clients may rely on an idle connection: one less than it is kept, as a request is on its way
-/// for a while; but at least one, if it is kept so long.
+/// Returns the seconds that clients may rely on an idle connection: one less than it is kept, as a request is on its
+/// way for a while; but at least one, if it is kept so long.
 fn reliable_seconds(idle_timeout: Duration) -> u64 {
     let less = idle_timeout.saturating_sub(Duration::from_secs(1)).as_secs();
     less.max(idle_timeout.as_secs().min(1))
 }
 
-/// A Content-Length: digits and nothing else. More than a u64 holds is too large, not malformed.
+/// Parses a Content-Length, which has digits alone. A number beyond a u64 is too large, not malformed.
 fn decimal(value: &[u8]) -> Result<u64, Error> {
     if value.is_empty() || !value.iter().all(u8::is_ascii_digit) {
         return Err(Error::BadRequest("the Content-Length is malformed"));

@@ -54,17 +54,17 @@ impl RequestLine {
         Ok(RequestLine { method: 0..first, target, prefix, authority, http10 })
     }
 
-    /// The method; `head` is what the line is the beginning of.
+    /// Returns the method. `head` begins with the line.
     pub fn method<'a>(&self, head: &'a [u8]) -> &'a [u8] {
         &head[self.method.clone()]
     }
 
-    /// The authority of an absolute-form target.
+    /// Returns the authority of an absolute-form target. `head` begins with the line.
     pub fn authority<'a>(&self, head: &'a [u8]) -> Option<&'a [u8]> {
         self.authority.clone().map(|authority| &head[authority])
     }
 
-    /// The target in origin-form.
+    /// Returns the target in origin-form. `head` begins with the line.
     pub fn target(&self, head: &[u8]) -> String {
         let target = str::from_utf8(&head[self.target.clone()]).expect("a target is ASCII");
         [self.prefix, target].concat()
@@ -73,7 +73,7 @@ impl RequestLine {
 
 type SplitTarget = (Option<Range<usize>>, &'static str, Range<usize>);
 
-/// Authority, what is missing before the path, and path with query (RFC 9112, 3.2).
+/// Splits a target into its authority, the prefix that its path lacks, and the path with the query (RFC 9112, 3.2).
 fn split_target(line: &[u8], method: &[u8], range: Range<usize>) -> Result<SplitTarget, Error> {
     let malformed = Error::BadRequest("the request target is malformed");
     let target = &line[range.clone()];
@@ -104,8 +104,9 @@ fn split_target(line: &[u8], method: &[u8], range: Range<usize>) -> Result<Split
     Ok((Some(start..path), prefix, path..range.end))
 }
 
-/// Returns whether a text is `host`, `host:` or `host:port` (RFC 9110, 4.2 and RFC 3986, 3.2), or empty, as a Host field
-/// may be. User information has no place in HTTP, a port without a host names nothing, and no IPvFuture was assigned.
+/// Returns whether a text is `host`, `host:` or `host:port` (RFC 9110, 4.2 and RFC 3986, 3.2), or empty, as a Host
+/// field may be. User information has no place in HTTP, a port without a host names nothing, and no IPvFuture was
+/// assigned.
 pub fn is_authority(text: &[u8]) -> bool {
     let reference = str::from_utf8(text).map(|text| format!("//{text}")).unwrap_or_default();
     let parsed = UriRef::parse(reference.as_str()).ok();
