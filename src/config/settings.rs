@@ -142,13 +142,17 @@ impl Setting {
         Some(shown).filter(|text| !text.is_empty() && text != "false")
     }
 
-    /// Reads the variable, if it is there, into the field of `config`.
-    fn read(&self, config: &mut Config, lookup: &Lookup) -> Result<(), ConfigError> {
-        if (self.access)(config, None) == NO_EFFECT {
-            return Ok(());
+    /// Reads the variable, if it is there, into the field of `config`. Returns the value that is in force then.
+    fn read(&self, config: &mut Config, lookup: &Lookup) -> Result<InForce, ConfigError> {
+        let Setting { variable, access, .. } = *self;
+        if access(config, None) == NO_EFFECT {
+            return Ok(InForce { variable, value: "-".to_owned(), source: "no effect" });
         }
-        let Some((variable, text)) = assigned(self.variable, lookup)? else { return Ok(()) };
-        (self.access)(config, Some(&text)).map(drop).map_err(|line| refused(variable, &text, line))
+        let (source, text) =
+            assigned(variable, lookup)?.map_or(("default", None), |(name, text)| (name, Some(text)));
+        let shown = access(config, text.as_deref()).map_err(|line| refused(source, text.as_deref(), line))?;
+        let value = shown.filter(|text| !text.is_empty()).unwrap_or_else(|| "-".to_owned());
+        Ok(InForce { variable, value, source: if source == variable { "environment" } else { source } })
     }
 }
 
@@ -186,18 +190,7 @@ impl Config {
 
     /// Returns the settings in force, in the table's order. `lookup` is what this configuration was made with.
     pub fn in_force(&mut self, lookup: impl Fn(&str) -> Option<OsString>) -> Vec<InForce> {
-        let row = |Setting { variable, access, .. }: &Setting| {
-            // The configuration was made, so each text can be read.
-            let given = assigned(variable, &lookup).ok().flatten();
-            let (source, text) =
-                given.as_ref().map_or(("default", None), |(name, text)| (*name, Some(&**text)));
-            let source = if source == *variable { "environment" } else { source };
-            let shown = access(self, text).ok().flatten();
-            let source = if shown.is_some() { source } else { "no effect" };
-            let value = shown.filter(|text| !text.is_empty()).unwrap_or_else(|| "-".to_owned());
-            InForce { variable, value, source }
-        };
-        SETTINGS.iter().map(row).collect()
+        SETTINGS.iter().filter_map(|setting| setting.read(self, &lookup).ok()).collect()
     }
 }
 
@@ -242,17 +235,14 @@ fn assigned(variable: &'static str, lookup: &Lookup) -> Result<Option<(&'static 
     if value.is_some() {
         return Err(problem(file, format!("cannot be set together with {variable}")));
     }
-    let text = read_secret(Path::new(&path)).map_err(|line| refused(file, &path, line))?;
+    let text = read_secret(Path::new(&path)).map_err(|line| refused(file, Some(&path), line))?;
     Ok(Some((file, text)))
 }
 
 /// Returns the error of a variable, which does not repeat its text if that is a connection string.
-fn refused(variable: &'static str, text: &str, line: String) -> ConfigError {
-    let is_hidden = is_connection_string(text);
-    problem(
-        variable,
-        if is_hidden { "is a connection string: set DATABASE_URL to it".to_owned() } else { line },
-    )
+fn refused(variable: &'static str, text: Option<&str>, line: String) -> ConfigError {
+    let is_hidden = text.is_some_and(is_connection_string);
+    problem(variable, if is_hidden { "is a connection string: set DATABASE_URL to it" } else { &line })
 }
 
 /// Returns whether a text has the address of a database, which no error may repeat: it can have a password.

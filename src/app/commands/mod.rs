@@ -202,10 +202,10 @@ mod tests {
     use serde_json::json;
 
     /// Judges requests: the command of each, or the status of its answer.
-    fn judge(requests: &[Request]) -> Vec<Result<Command, u16>> {
+    fn judge(requests: impl IntoIterator<Item = Request>) -> Vec<Result<Command, u16>> {
         let database = ScratchDatabase::create().expect("PostgreSQL is installed");
         let app = App::open(&database.config()).unwrap();
-        let judged = requests.iter().map(|request| match app.judge(request, &Cors::Off, None).next {
+        let judged = requests.into_iter().map(|request| match app.judge(&request, &Cors::Off, None).next {
             Next::Execute(command) => Ok(command),
             Next::Answer(answer) => Err(answer.status),
         });
@@ -260,9 +260,8 @@ mod tests {
             ("POST", "/users", r#"{"name":"A"}"#.to_owned(), Err(400)),
             ("POST", "/users", r#"{"name":"A","email":"a@b.co","id":"1"}"#.to_owned(), Err(422)),
         ];
-        let request =
-            |(method, target, body, _): &(&str, &str, String, _)| Request::new(*method, *target, &**body);
-        let judged = judge(&rows.iter().map(request).collect::<Vec<_>>());
+        let judged =
+            judge(rows.iter().map(|(method, target, body, _)| Request::new(*method, *target, &**body)));
         for ((method, target, body, expected), found) in rows.into_iter().zip(judged) {
             assert_eq!(found.map(|command| command.needs().lane), expected, "{method} {target} {body}");
         }
@@ -273,15 +272,14 @@ mod tests {
         let ada = json!({"name": "A", "email": "a@b.co"});
         let with_password = json!({"name": "A", "email": "a@b.co", "password": "long enough"});
         let keyed = |body, key| Request::post("/users", body).with("Idempotency-Key", key);
-        let judged = judge(&[keyed(&ada, "k"), keyed(&with_password, "k"), keyed(&ada, "")]);
-        let lanes: Vec<_> =
-            judged.into_iter().map(|found| found.map(|command| command.needs().lane)).collect();
-        assert_eq!(lanes, [Ok(Lane::Create), Ok(Lane::Hash), Err(400)]);
+        let judged = judge([keyed(&ada, "k"), keyed(&with_password, "k"), keyed(&ada, "")]);
+        let lanes = judged.into_iter().map(|found| found.map(|command| command.needs().lane));
+        assert_eq!(lanes.collect::<Vec<_>>(), [Ok(Lane::Create), Ok(Lane::Hash), Err(400)]);
     }
 
     #[test]
     fn uploads_are_not_json() {
         let request = Request::post("/users", &json!({})).with("Content-Type", "Multipart/form-data; x");
-        assert_eq!(judge(&[request]).remove(0).unwrap_err(), 415);
+        assert_eq!(judge([request]).remove(0).unwrap_err(), 415);
     }
 }
