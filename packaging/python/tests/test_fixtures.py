@@ -1,6 +1,7 @@
 """The fixtures as a test of somebody's uses them."""
 
 import json
+import re
 import subprocess
 import sys
 from urllib.request import Request, urlopen
@@ -72,9 +73,16 @@ class TestSeed:
         assert ask(userd_session_server, "/users/1")[1]["name"] == "Grace"
 
 
-def test_the_command(userd):
-    assert subprocess.check_output([userd, "--version"], text=True).startswith("userd ")
-    subprocess.check_call([sys.executable, "-m", "userd", "--version"])
+def test_the_command(userd, userd_server):
+    said = subprocess.check_output([userd, "--version"], text=True)
+    assert said.startswith("userd ")
+    assert subprocess.check_output([sys.executable, "-m", "userd", "--version"], text=True) == said
+    # The commit is missing if the build was given none.
+    version, *commit, machine = re.findall(r"[\w.-]+", said)[1:]
+    with urlopen(userd_server.url + "/metrics") as answer:
+        figures = answer.read().decode()
+    labels = f'version="{version}",commit="{"".join(commit)}",machine="{machine}"'
+    assert f"userd_build_info{{{labels}}} 1\n" in figures
 
 
 def test_a_service_that_ends_badly_fails_its_test(pytester, userd):
