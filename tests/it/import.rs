@@ -545,7 +545,7 @@ fn one_line_without_an_end() {
             if process.write(&piece).is_err() {
                 break;
             }
-            most = most.max(memory_kib(process.id(), "VmRSS:"));
+            most = most.max(memory_kib(process.id(), "VmRSS:").unwrap_or(0));
         }
         process.end_input();
         let problem =

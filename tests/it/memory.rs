@@ -41,10 +41,10 @@ fn start(users: &str, variables: &[(&str, &str)]) -> (Database, Process, SocketA
 
 /// The peak, and then what is kept.
 fn is_bounded(process: &Process, what: &str) {
-    let code = if cfg!(debug_assertions) { memory_kib(process.id(), "RssFile:") } else { 0 };
-    let peak = memory_kib(process.id(), "VmHWM:") - code;
+    let code = if cfg!(debug_assertions) { memory_kib(process.id(), "RssFile:").unwrap() } else { 0 };
+    let peak = memory_kib(process.id(), "VmHWM:").unwrap() - code;
     let ended = Instant::now();
-    let rest = || memory_kib(process.id(), "VmRSS:") - code;
+    let rest = || memory_kib(process.id(), "VmRSS:").unwrap() - code;
     println!("{what}: {peak} KiB at most, {} KiB at its end, {code} KiB of code", rest());
     while rest() > REST_KIB {
         assert!(ended.elapsed() < REST + BUSY, "{what}: {} KiB after {:?}", rest(), ended.elapsed());
@@ -268,7 +268,7 @@ fn the_largest_lists_in_the_smallest_budget() {
     let (status, body) = exchange(address, &[get(&email)]).remove(0);
     assert_eq!(status, 200);
     is_largest(&body, USERS, USERS);
-    let peak = memory_kib(process.id(), "VmHWM:");
+    let peak = memory_kib(process.id(), "VmHWM:").unwrap();
     println!(
         "pages of {USERS} of the largest users: {peak} KiB at most, with a budget of {} KiB",
         least >> 10

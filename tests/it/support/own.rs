@@ -179,12 +179,12 @@ pub fn is_root() -> bool {
 }
 
 /// How much of a process is in memory (`VmRSS`), is its program and libraries of that (`RssFile`), or was at most
-/// (`VmHWM`).
-pub fn memory_kib(process: u32, name: &str) -> usize {
+/// (`VmHWM`); `None` if the process is ending.
+pub fn memory_kib(process: u32, name: &str) -> Option<usize> {
     let status = fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
-    let line = status.lines().find(|line| line.starts_with(name));
-    let number = line.and_then(|line| line.split_whitespace().nth(1)).expect("a number of KiB");
-    number.parse().expect("a number of KiB")
+    let line = status.lines().find(|line| line.starts_with(name))?;
+    let number = line.split_whitespace().nth(1).and_then(|number| number.parse().ok());
+    Some(number.expect("a number of KiB"))
 }
 
 /// Another's program, ended with this signal when dropped.
