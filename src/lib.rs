@@ -131,7 +131,7 @@ pub use config::{
 #[doc(hidden)]
 pub use db::check;
 #[doc(hidden)]
-pub use db::{Delete, New, Once, Update};
+pub use db::{Create, Delete, Update};
 pub use error::StartError;
 pub use http::{Method, Request, Response};
 #[cfg(feature = "command")]

@@ -1,14 +1,9 @@
 //! Creates with an idempotency key, or with a password, and the keys that are kept for 24 hours.
 
-use super::users::{New, Users};
-use crate::{
-    error::Error,
-    users::{
-        idempotency::{Fingerprint, KeptCreate, Key},
-        password::PasswordHash,
-        user::User,
-    },
-};
+use super::users::{Created, Users};
+use crate::error::Error;
+use crate::users::idempotency::{Fingerprint, Key};
+use crate::users::password::PasswordHash;
 use postgres::{Row, types::Type};
 
 /// Creates users, or finds answers that were kept of their keys. $1 and $2: names and addresses. $3: hashes of the
@@ -70,50 +65,22 @@ const FIND_KEPT: &str = "
     select id, name, email, created_at, updated_at, version, fingerprint, password_hash from idempotency_keys
     where key = $1 and kept_since > now() - interval '24 hours'";
 
-/// The outcome of a create.
-#[derive(Debug)]
-pub enum Once {
-    /// The user was stored.
-    Created(User),
-    /// An earlier create had this key; the bodies are still to be compared.
-    Kept(Box<KeptCreate>),
-}
-
-impl Once {
-    /// Returns the user as it was stored.
-    pub fn into_user(self) -> User {
-        match self {
-            Once::Created(user) => user,
-            Once::Kept(kept) => kept.user,
-        }
-    }
-}
-
 impl Users {
-    /// Finds the answer that was kept of a key within the last 24 hours. One round trip.
-    pub fn find_kept(&self, key: &Key) -> Result<Option<Box<KeptCreate>>, Error> {
+    /// Finds the answer that was kept of a key within the last 24 hours. One round trip. [`Error::Gone`] if its user was
+    /// deleted since.
+    pub fn find_kept(&self, key: &Key) -> Result<Option<Created>, Error> {
         let rows = self.pool.execute(FIND_KEPT, &[(&key.0.as_slice(), Type::BYTEA)], None)?;
-        rows.first().map(|row| self.kept(row).map(Box::new)).transpose()
+        rows.first().map(|row| self.created(row)).transpose()
     }
 
-    /// Returns the outcome if the address or the key is taken: an earlier create with this key may have been answered.
-    pub(super) fn kept_or_taken(&self, new: &New) -> Result<Once, Error> {
-        let kept = new.key.map_or(Ok(None), |(key, _)| self.find_kept(key))?;
-        kept.map(Once::Kept).ok_or(Error::AlreadyExists)
-    }
-
-    /// The outcome of a create that has a row.
-    pub(super) fn once(&self, row: &Row) -> Result<Once, Error> {
-        match row.try_get::<_, Option<&[u8]>>("fingerprint")? {
-            None => Ok(Once::Created(self.user(row)?)),
-            Some(_) => Ok(Once::Kept(Box::new(self.kept(row)?))),
+    /// Reads the outcome of a create.
+    pub(super) fn created(&self, row: &Row) -> Result<Created, Error> {
+        let (mut earlier, mut password_hash) = (None, None);
+        if let Some(digest) = row.try_get::<_, Option<&[u8]>>("fingerprint")? {
+            // A delete of the user has emptied the fingerprint.
+            earlier = Some(Fingerprint(digest.try_into().map_err(|_| Error::Gone)?));
+            password_hash = row.try_get::<_, Option<String>>("password_hash")?.map(PasswordHash::from_phc);
         }
-    }
-
-    fn kept(&self, row: &Row) -> Result<KeptCreate, Error> {
-        // The fingerprint is empty if the user was deleted.
-        let fingerprint = row.try_get::<_, &[u8]>("fingerprint")?.try_into().ok().map(Fingerprint);
-        let hash: Option<String> = row.try_get("password_hash")?;
-        Ok(KeptCreate { fingerprint, password_hash: hash.map(PasswordHash::from_phc), user: self.user(row)? })
+        Ok(Created { user: self.user(row)?, earlier, password_hash })
     }
 }

@@ -21,10 +21,9 @@ pub mod target;
 pub mod tls;
 pub mod users;
 
-pub use keys::Once;
 pub use pool::Pool;
 pub use sqlstate::explain;
 pub(crate) use sqlstate::is_of_value;
 #[cfg(feature = "command")]
 pub use sqlstate::taken;
-pub use users::{Delete, New, Update};
+pub use users::{Create, Created, Delete, Update};

@@ -11,7 +11,7 @@ mod find;
 mod list;
 mod update;
 
-pub use create::New;
+pub use create::{Create, Created};
 pub use delete::Delete;
 pub use update::Update;
 
@@ -38,21 +38,18 @@ pub struct Users {
 }
 
 /// A change that is executed in one statement, and one commit, with others of its kind.
-trait Change: Sized {
+pub trait Change: Sized {
     /// The outcome of a change that is executed.
     type Done;
 
-    /// Returns the end of the request.
-    fn deadline(&self) -> Instant;
-
     /// Executes changes. Returns rows with the positions of their changes, from 1.
-    fn execute(pool: &Pool, given: &[&Self], deadline: Instant) -> Result<Vec<Row>, Error>;
+    fn batch(pool: &Pool, given: &[&Self], deadline: Instant) -> Result<Vec<Row>, Error>;
 
     /// Returns the outcome that the row of the change tells, if it has one.
     fn judge(&self, users: &Users, row: Option<&Row>) -> Result<Self::Done, Error>;
 
     /// Executes the change alone.
-    fn alone(&self, users: &Users) -> Result<Self::Done, Error>;
+    fn alone(&self, users: &Users, deadline: Instant) -> Result<Self::Done, Error>;
 }
 
 impl Users {
@@ -71,28 +68,27 @@ impl Users {
         Users { pool, lazy: lazy_loading.then_some(loader) }
     }
 
-    /// Executes changes in one statement and one commit, each with the outcome that it would have had alone. Executes each
-    /// of them alone after a refusal that may concern only some. If the batch met a lock, each change has met it: retries
-    /// are alone.
-    fn batch<C: Change>(&self, changes: &[C]) -> Vec<Result<C::Done, Error>> {
+    /// Executes changes in one statement and one commit, each with the outcome that it would have had alone, and none past
+    /// its deadline. Executes each of them alone after a refusal that may concern only some. If the batch met a lock, each
+    /// change has met it: retries are alone.
+    pub fn change_many<C: Change>(&self, changes: &[(&C, Instant)]) -> Vec<Result<C::Done, Error>> {
         /// A request whose time is nearly up is not sent, and does not have the batch wait for a session in vain.
         const MARGIN: Duration = Duration::from_millis(100);
-        if let [one] = changes {
-            return vec![one.alone(self)];
+        if let [(one, deadline)] = changes {
+            return vec![one.alone(self, *deadline)];
         }
         let latest = Instant::now() + self.pool.statement_timeout + MARGIN;
-        let given: Vec<&C> = changes.iter().filter(|change| change.deadline() >= latest).collect();
-        let earliest = given.iter().map(|change| change.deadline()).min();
-        let rows = earliest.map_or(Ok(Vec::new()), |deadline| C::execute(&self.pool, &given, deadline));
+        let in_time = changes.iter().filter(|(_, deadline)| *deadline >= latest);
+        let (given, deadlines): (Vec<&C>, Vec<Instant>) = in_time.copied().unzip();
+        let earliest = deadlines.into_iter().min();
+        let rows = earliest.map_or(Ok(Vec::new()), |deadline| C::batch(&self.pool, &given, deadline));
         let place = |row: Row| Ok((row.try_get("position")?, row));
         let rows: Result<HashMap<i64, Row>, Error> =
             rows.and_then(|rows| rows.into_iter().map(place).collect());
         let mut positions = 1..;
-        let outcome = |change: &C| match &rows {
-            _ if change.deadline() < latest => {
-                Err(Error::Unavailable("a change could not be sent in time".into()))
-            }
-            Err(error) if is_of_rows(error) => change.alone(self),
+        let outcome = |(change, deadline): &(&C, Instant)| match &rows {
+            _ if *deadline < latest => Err(Error::Unavailable("a change could not be sent in time".into())),
+            Err(error) if is_of_rows(error) => change.alone(self, *deadline),
             Err(error) => Err(error.clone()),
             Ok(rows) => change.judge(self, positions.next().and_then(|position| rows.get(&position))),
         };
@@ -169,6 +165,7 @@ mod tests {
         users::{
             password::{Hasher, Match},
             revision::Condition,
+            user::{NewUser, UserChanges},
         },
     };
     use std::{
@@ -181,19 +178,20 @@ mod tests {
     /// Longer than anything takes on a busy machine.
     const LONG: Duration = Duration::from_secs(20);
 
+    fn create(name: &str, email: &str) -> Create {
+        let user = NewUser { name: name.to_owned(), email: email.to_owned(), password: None };
+        Create { user, key: None, hash: None, peer: None }
+    }
+
     /// A service with Ada, who has a password, and Bob, who has none.
     fn ada_and_bob(production: bool) -> (ScratchDatabase, App) {
         let database = ScratchDatabase::create().unwrap();
         let app = App::open(&Config { production, db_pool_size: 2, ..database.config() }).unwrap();
         let hash = Hasher::new(PasswordHashing::Owasp).hash(&PASSWORD.into()).unwrap();
+        let (ada, bob) = (create("Ada", "ada@example.com"), create("Bob", "bob@example.com"));
         let deadline = Instant::now() + LONG;
-        let new = |name, email| New { name, email, password: None, key: None, deadline };
-        for created in app.users().create_many(&[
-            New { password: Some(&hash), ..new("Ada", "ada@example.com") },
-            new("Bob", "bob@example.com"),
-        ]) {
-            created.unwrap();
-        }
+        let both = [(&Create { hash: Some(hash), ..ada }, deadline), (&bob, deadline)];
+        app.users().change_many(&both).into_iter().for_each(|created| _ = created.unwrap());
         (database, app)
     }
 
@@ -209,11 +207,12 @@ mod tests {
             vec![users.find_many(&[1]).unwrap().remove(0), users.find_many(&[2]).unwrap().remove(0)];
         unloaded.append(&mut users.find_by_email(&["ada@example.com"]).unwrap()[0].users);
         let deadline = Instant::now() + LONG;
-        let eve = New { name: "Eve", email: "eve@example.com", password: None, key: None, deadline };
-        unloaded.push(users.create_many(&[eve]).remove(0).unwrap().into_user());
-        let (name, condition) = (Some("Robert"), &Condition::default());
-        let renamed = Update { id: 2, name, email: None, password: None, condition, deadline };
-        unloaded.push(users.update(&renamed).unwrap());
+        let eve = create("Eve", "eve@example.com");
+        unloaded.push(users.change_many(&[(&eve, deadline)]).remove(0).unwrap().user);
+        let changes = UserChanges { name: Some("Robert".to_owned()), ..UserChanges::default() };
+        let condition = Condition::default();
+        let renamed = Update { id: 2, changes, condition, hash: None, is_single: false };
+        unloaded.extend(users.change_many(&[(&renamed, deadline)]).remove(0).unwrap());
         assert_eq!(unloaded.len(), 5);
         for user in unloaded {
             assert!(!user.credential.is_loaded());

@@ -4,10 +4,11 @@ use super::databases::{ScratchDatabase, failed, small};
 use super::{Control, Fault};
 use crate::App;
 use crate::config::{Config, PasswordHashing, Secret};
-use crate::db::{New, Once, blocking::outside_of_runtimes};
+use crate::db::{Create, blocking::outside_of_runtimes};
 use crate::error::{self, StartError};
 use crate::server::{BoundServer, Server};
-use crate::users::{email, user::User};
+use crate::users::email;
+use crate::users::user::{NewUser, User};
 use postgres::{Client, NoTls, types::ToSql};
 use serde_json::Value;
 use std::net::SocketAddr;
@@ -227,11 +228,10 @@ impl TestServer {
 
     fn create(&self, name: &str, email: &str, password: Option<&Secret>) -> Result<User, error::Error> {
         outside_of_runtimes(|| {
-            let hash = self.app().hash(password)?;
-            let (password, deadline) = (hash.as_ref(), self.app().deadline());
-            let email = &email::normalized(email);
-            let new = New { name, email, password, key: None, deadline };
-            self.app().users().create_many(&[new]).remove(0).map(Once::into_user)
+            let (hash, deadline) = (self.app().hash(password)?, self.app().deadline());
+            let user = NewUser { name: name.to_owned(), email: email::normalized(email), password: None };
+            let create = Create { user, key: None, hash, peer: None };
+            self.app().users().change_many(&[(&create, deadline)]).remove(0).map(|created| created.user)
         })
     }
 

@@ -1,9 +1,6 @@
-//! Creates with an idempotency key: the digest of the key, and the record of the create.
+//! Digests of idempotency keys, and of the bodies that have one.
 
-use crate::users::{
-    password::PasswordHash,
-    user::{NewUser, User},
-};
+use super::user::NewUser;
 use sha2::{Digest, Sha256};
 use std::time::Duration;
 
@@ -17,17 +14,6 @@ pub struct Key(pub [u8; 32]);
 /// Digest of the body of a create, without its password.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fingerprint(pub [u8; 32]);
-
-/// Record of a create with an idempotency key.
-#[derive(Debug)]
-pub struct KeptCreate {
-    /// Fingerprint of the body; `None` if the user has been deleted, which erases the fingerprint.
-    pub fingerprint: Option<Fingerprint>,
-    /// Hash of the password in the body, if it had one.
-    pub password_hash: Option<PasswordHash>,
-    /// The user as it was created.
-    pub user: User,
-}
 
 impl Key {
     /// Computes the digest of the key that the client has sent.

@@ -5,9 +5,10 @@ use crate::support::{ADA, Database, LONG, Service, eventually};
 use serde_json::json;
 use std::time::Instant;
 use userd::{
-    Delete, New, Update, User,
+    Create, Delete, Update, User,
     error::Error,
     users::revision::{Condition, Revision},
+    users::user::{NewUser, UserChanges},
 };
 
 /// Users 1 to `count`, without passwords.
@@ -54,37 +55,36 @@ fn texts<T>(outcomes: Vec<Result<T, Error>>, of: impl Fn(T) -> Option<User>) -> 
 
 /// Names and addresses, and the moment until which each may take.
 fn create(service: &Service, rows: &[(&str, &str, Instant)]) -> Vec<String> {
-    let new = rows.iter().map(|(name, email, deadline)| New {
-        name,
-        email,
-        password: None,
-        key: None,
-        deadline: *deadline,
-    });
-    let news: Vec<New> = new.collect();
-    texts(service.server.app().users().create_many(&news), |created| Some(created.into_user()))
+    let create = |(name, email, _): &(&str, &str, Instant)| {
+        let user = NewUser { name: (*name).to_owned(), email: (*email).to_owned(), password: None };
+        Create { user, key: None, hash: None, peer: None }
+    };
+    let creates: Vec<Create> = rows.iter().map(create).collect();
+    let creates: Vec<_> =
+        creates.iter().zip(rows).map(|(create, (.., deadline))| (create, *deadline)).collect();
+    texts(service.server.app().users().change_many(&creates), |created| Some(created.user))
 }
 
 /// Ids, new names and addresses, and conditions. An update that is for another statement is `done`.
 type Updates<'a> = &'a [(i64, Option<&'a str>, Option<&'a str>, &'a Condition)];
 
 fn update(service: &Service, rows: Updates, deadline: Instant) -> Vec<String> {
-    let update = rows.iter().map(|(id, name, email, condition)| Update {
-        id: *id,
-        name: *name,
-        email: *email,
-        password: None,
-        condition,
-        deadline,
+    let update = rows.iter().map(|(id, name, email, condition)| {
+        let [name, email] = [name, email].map(|text| text.map(str::to_owned));
+        let (changes, condition) = (UserChanges { name, email, password: None }, Condition::clone(condition));
+        Update { id: *id, changes, condition, hash: None, is_single: false }
     });
     let updates: Vec<Update> = update.collect();
-    texts(service.server.app().users().update_many(&updates), |user| user)
+    let updates: Vec<_> = updates.iter().map(|update| (update, deadline)).collect();
+    texts(service.server.app().users().change_many(&updates), |user| user)
 }
 
 fn delete(service: &Service, rows: &[(i64, &Condition)], deadline: Instant) -> Vec<String> {
-    let deletes: Vec<Delete> =
-        rows.iter().map(|(id, condition)| Delete { id: *id, condition, deadline }).collect();
-    texts(service.server.app().users().delete_many(&deletes), |()| None)
+    let delete =
+        |(id, condition): &(i64, &Condition)| Delete { id: *id, condition: Condition::clone(condition) };
+    let deletes: Vec<Delete> = rows.iter().map(delete).collect();
+    let deletes: Vec<_> = deletes.iter().map(|delete| (delete, deadline)).collect();
+    texts(service.server.app().users().change_many(&deletes), |()| None)
 }
 
 #[test]
@@ -269,6 +269,6 @@ fn without_commands_there_is_no_statement() {
     eventually(LONG, "the database is gone", || users.find_many(&[1]).is_err());
     assert!(users.find_many(&[]).unwrap().is_empty() && users.find_by_email(&[]).unwrap().is_empty());
     assert!(users.pages(&[]).unwrap().is_empty() && users.walks(&[]).unwrap().is_empty());
-    assert!(users.create_many(&[]).is_empty() && users.update_many(&[]).is_empty());
-    assert!(users.delete_many(&[]).is_empty());
+    assert!(users.change_many::<Create>(&[]).is_empty() && users.change_many::<Update>(&[]).is_empty());
+    assert!(users.change_many::<Delete>(&[]).is_empty());
 }

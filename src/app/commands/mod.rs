@@ -12,19 +12,16 @@ mod update;
 use super::fields::{self, etag};
 use super::routes::{self, Asked, Callers, Endpoint};
 use super::{App, Next};
-use crate::db::is_of_value;
+use crate::db::{Create, Delete, Update, is_of_value};
 use crate::error::Error;
 use crate::http::{Cors, Request, RequestId, Response, log_line};
 use crate::users::user::User;
 use authenticate::Authenticate;
-use create::Create;
-use delete::DeleteUser;
 use find::Find;
 use list::List;
 use log::Level;
 use std::time::{Duration, Instant};
 use strum::VariantNames;
-use update::UpdateUser;
 
 /// A valid request, from its validation to its answer.
 #[derive(Debug)]
@@ -32,8 +29,8 @@ pub(crate) enum Command {
     Find(Find),
     List(List),
     Create(Create),
-    Update(UpdateUser),
-    Delete(DeleteUser),
+    Update(Update),
+    Delete(Delete),
     Authenticate(Authenticate),
 }
 
@@ -132,9 +129,9 @@ impl App {
             Endpoint::List => Command::List(List(fields::list_request(request, self.max_per_page)?)),
             Endpoint::Create => Command::Create(Create::parse(request, self)?),
             Endpoint::Find => Command::Find(Find::parse(request, user)?),
-            Endpoint::Update => UpdateUser::parse(request, user, None)?,
-            Endpoint::Patch => UpdateUser::parse(request, user, Some(&self.schemas.patch))?,
-            Endpoint::Delete => Command::Delete(DeleteUser::parse(request, user)?),
+            Endpoint::Update => Update::parse(request, user, None)?,
+            Endpoint::Patch => Update::parse(request, user, Some(&self.schemas.patch))?,
+            Endpoint::Delete => Command::Delete(Delete::parse(request, user)?),
             Endpoint::Authenticate => Command::Authenticate(Authenticate::parse(request, self)?),
             Endpoint::Page(page) => return Ok(Next::Answer(page(self))),
             Endpoint::Options(routes) => {
@@ -176,8 +173,8 @@ impl App {
         List::execute(self, lists);
         Create::execute(self, creates);
         Create::execute(self, keyed);
-        UpdateUser::execute(self, updates);
-        DeleteUser::execute(self, deletes);
+        Update::execute(self, updates);
+        Delete::execute(self, deletes);
         // Reads whose statement is refused for the value of one of them are executed again one by one.
         let is_batch = commands.len() > 1;
         for (command, outcome) in commands.into_iter().zip(&mut outcomes) {
@@ -188,6 +185,11 @@ impl App {
         }
         outcomes
     }
+}
+
+/// Returns the changes of a batch, each with the time after which it is not begun.
+fn changes<'a, C>(batch: &'a [Item<C>]) -> Vec<(&'a C, Instant)> {
+    batch.iter().map(|Item { command, deadline, .. }| (&**command, *deadline)).collect()
 }
 
 /// Answers with one user and the tag of its state.

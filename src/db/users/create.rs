@@ -1,13 +1,13 @@
 //! Creates, alone and many at once, also with idempotency keys and passwords.
 
 use super::{Change, Users};
-use crate::db::keys::{CREATE_WITH_KEYS, Once};
-use crate::db::{Pool, session::Param};
+use crate::db::{Pool, keys::CREATE_WITH_KEYS, session::Param};
 use crate::error::Error;
 use crate::users::idempotency::{Fingerprint, Key};
 use crate::users::password::PasswordHash;
+use crate::users::user::{NewUser, User};
 use postgres::{Row, types::Type};
-use std::time::Instant;
+use std::{net::IpAddr, time::Instant};
 
 const CREATE: &str = r#"
     insert into users (name, email) values ($1, $2)
@@ -32,43 +32,43 @@ const CREATE_MANY: &str = r#"
         current_setting('userd.position')::bigint as position"#;
 
 /// A user to be created.
-#[derive(Debug, Clone, Copy)]
-pub struct New<'a> {
-    /// The name.
-    pub name: &'a str,
-    /// The address.
-    pub email: &'a str,
-    /// The hash of the password.
-    pub password: Option<&'a PasswordHash>,
-    /// The digests of the idempotency key and of the body.
-    pub key: Option<(&'a Key, &'a Fingerprint)>,
-    /// The end of the request.
-    pub deadline: Instant,
+#[derive(Debug)]
+pub struct Create {
+    /// The fields of the body.
+    pub user: NewUser,
+    /// The idempotency key, and the fingerprint that tells a repeat from another create with the key.
+    pub key: Option<(Key, Fingerprint)>,
+    /// The hash of the password, once it is made.
+    pub hash: Option<PasswordHash>,
+    /// The client that asks, whose wrong passwords are counted.
+    pub peer: Option<IpAddr>,
 }
 
-impl Users {
-    pub fn create_many(&self, new: &[New]) -> Vec<Result<Once, Error>> {
-        self.batch(new)
-    }
+/// The user that a create has stored, or that an earlier create with its key has.
+#[derive(Debug)]
+pub struct Created {
+    /// The user as it was stored.
+    pub user: User,
+    /// The fingerprint of the earlier create; the bodies are still to be compared.
+    pub earlier: Option<Fingerprint>,
+    /// The hash of the password of the earlier create.
+    pub password_hash: Option<PasswordHash>,
 }
 
-impl Change for New<'_> {
-    type Done = Once;
+impl Change for Create {
+    type Done = Created;
 
-    fn deadline(&self) -> Instant {
-        self.deadline
-    }
-
-    fn execute(pool: &Pool, given: &[&Self], deadline: Instant) -> Result<Vec<Row>, Error> {
-        if let [New { name, email, password: None, key: None, .. }] = given {
+    fn batch(pool: &Pool, given: &[&Self], deadline: Instant) -> Result<Vec<Row>, Error> {
+        if let [Create { user: NewUser { name, email, .. }, key: None, hash: None, .. }] = given {
             return pool.execute(CREATE, &[(name, Type::TEXT), (email, Type::TEXT)], Some(deadline));
         }
-        let names: Vec<_> = given.iter().map(|new| new.name).collect();
-        let emails: Vec<_> = given.iter().map(|new| new.email).collect();
-        let hashes: Vec<_> = given.iter().map(|new| new.password.map(PasswordHash::as_phc)).collect();
-        let keys: Vec<_> = given.iter().map(|new| new.key.map(|(key, _)| key.0.as_slice())).collect();
-        let fingerprints: Vec<_> =
-            given.iter().map(|new| new.key.map(|(_, body)| body.0.as_slice())).collect();
+        let (names, emails): (Vec<_>, Vec<_>) =
+            given.iter().map(|create| (&create.user.name, &create.user.email)).unzip();
+        let hashes: Vec<_> =
+            given.iter().map(|create| create.hash.as_ref().map(PasswordHash::as_phc)).collect();
+        let keyed = given.iter().map(|create| create.key.as_ref());
+        let (keys, fingerprints): (Vec<_>, Vec<_>) =
+            keyed.map(|key| key.map(|(key, body)| (&key.0[..], &body.0[..])).unzip()).unzip();
         let params: [Param; 5] = [
             (&names, Type::TEXT_ARRAY),
             (&emails, Type::TEXT_ARRAY),
@@ -76,20 +76,25 @@ impl Change for New<'_> {
             (&keys, Type::BYTEA_ARRAY),
             (&fingerprints, Type::BYTEA_ARRAY),
         ];
-        if given.iter().all(|new| new.password.is_none() && new.key.is_none()) {
+        if given.iter().all(|create| create.hash.is_none() && create.key.is_none()) {
             pool.execute(CREATE_MANY, &params[..2], Some(deadline))
         } else {
             pool.execute(CREATE_WITH_KEYS, &params, Some(deadline))
         }
     }
 
-    fn judge(&self, users: &Users, row: Option<&Row>) -> Result<Once, Error> {
-        row.map_or_else(|| users.kept_or_taken(self), |row| users.once(row))
+    fn judge(&self, users: &Users, row: Option<&Row>) -> Result<Created, Error> {
+        if let Some(row) = row {
+            return users.created(row);
+        }
+        // The address or the key is taken: an earlier create with this key may have been answered.
+        let kept = self.key.as_ref().map_or(Ok(None), |(key, _)| users.find_kept(key))?;
+        kept.ok_or(Error::AlreadyExists)
     }
 
-    fn alone(&self, users: &Users) -> Result<Once, Error> {
-        match New::execute(&users.pool, &[self], self.deadline) {
-            Err(Error::AlreadyExists) => users.kept_or_taken(self),
+    fn alone(&self, users: &Users, deadline: Instant) -> Result<Created, Error> {
+        match Create::batch(&users.pool, &[self], deadline) {
+            Err(Error::AlreadyExists) => self.judge(users, None),
             rows => self.judge(users, rows?.first()),
         }
     }

@@ -33,52 +33,20 @@ const DELETE_MANY: &str = "
         left join lateral (select * from users where id = asked limit 1) s on true";
 
 /// A user to be removed.
-#[derive(Debug, Clone, Copy)]
-pub struct Delete<'a> {
+#[derive(Debug)]
+pub struct Delete {
     /// The user.
     pub id: i64,
     /// The states in which the user may be removed; in a batch, [simple](Condition::is_simple).
-    pub condition: &'a Condition,
-    /// The end of the request.
-    pub deadline: Instant,
+    pub condition: Condition,
 }
 
-impl Users {
-    fn delete(&self, delete: &Delete) -> Result<(), Error> {
-        let Delete { id, condition, deadline } = delete;
-        let before = if condition.is_simple() { None } else { Some(self.allowed(*id, condition)?) };
-        let (is_any, version, updated_at) = tag(condition, before.as_ref());
-        let params: [Param; 4] = [
-            (id, Type::INT8),
-            (&is_any, Type::BOOL),
-            (&version, Type::INT8),
-            (&updated_at, Type::TIMESTAMPTZ),
-        ];
-        if !self.pool.execute(DELETE, &params, Some(*deadline))?.is_empty() {
-            return Ok(());
-        }
-        if !condition.is_empty() {
-            self.allowed(*id, condition)?;
-        }
-        // The user has moved from one allowed state to another, or a trigger has kept the user.
-        Err(if before.is_some() { Error::Contended } else { Error::NotFound })
-    }
-
-    pub fn delete_many(&self, deletes: &[Delete]) -> Vec<Result<(), Error>> {
-        self.batch(deletes)
-    }
-}
-
-impl Change for Delete<'_> {
+impl Change for Delete {
     type Done = ();
 
-    fn deadline(&self) -> Instant {
-        self.deadline
-    }
-
-    fn execute(pool: &Pool, given: &[&Self], deadline: Instant) -> Result<Vec<Row>, Error> {
+    fn batch(pool: &Pool, given: &[&Self], deadline: Instant) -> Result<Vec<Row>, Error> {
         let ids: Vec<i64> = given.iter().map(|delete| delete.id).collect();
-        let (any, versions, times) = tags(given.iter().map(|delete| delete.condition));
+        let (any, versions, times) = tags(given.iter().map(|delete| &delete.condition));
         let params: [Param; 4] = [
             (&ids, Type::INT8_ARRAY),
             (&any, Type::BOOL_ARRAY),
@@ -92,7 +60,23 @@ impl Change for Delete<'_> {
         outcome(row).map(drop)
     }
 
-    fn alone(&self, users: &Users) -> Result<(), Error> {
-        users.delete(self)
+    fn alone(&self, users: &Users, deadline: Instant) -> Result<(), Error> {
+        let Delete { id, condition } = self;
+        let before = if condition.is_simple() { None } else { Some(users.allowed(*id, condition)?) };
+        let (is_any, version, updated_at) = tag(condition, before.as_ref());
+        let params: [Param; 4] = [
+            (id, Type::INT8),
+            (&is_any, Type::BOOL),
+            (&version, Type::INT8),
+            (&updated_at, Type::TIMESTAMPTZ),
+        ];
+        if !users.pool.execute(DELETE, &params, Some(deadline))?.is_empty() {
+            return Ok(());
+        }
+        if !condition.is_empty() {
+            users.allowed(*id, condition)?;
+        }
+        // The user has moved from one allowed state to another, or a trigger has kept the user.
+        Err(if before.is_some() { Error::Contended } else { Error::NotFound })
     }
 }

@@ -3,7 +3,9 @@
 use super::{Change, Users, outcome, tag, tags};
 use crate::db::{Pool, session::Param};
 use crate::error::Error;
-use crate::users::{password::PasswordHash, revision::Condition, user::User};
+use crate::users::password::PasswordHash;
+use crate::users::revision::Condition;
+use crate::users::user::{User, UserChanges};
 use postgres::{Row, types::Type};
 use std::time::Instant;
 
@@ -81,65 +83,21 @@ const REPLACE_HASH: &str =
     "update credentials set password_hash = $3 where user_id = $1 and password_hash::text = $2";
 
 /// A change of a user.
-#[derive(Debug, Clone, Copy)]
-pub struct Update<'a> {
+#[derive(Debug)]
+pub struct Update {
     /// The user.
     pub id: i64,
-    /// A new name.
-    pub name: Option<&'a str>,
-    /// A new address.
-    pub email: Option<&'a str>,
-    /// The hash of the new password; `Some(None)` removes it. In a batch `None`.
-    pub password: Option<Option<&'a PasswordHash>>,
+    /// The fields of the body; in a batch without a password.
+    pub changes: UserChanges,
     /// The states in which it may be changed; in a batch, [simple](Condition::is_simple).
-    pub condition: &'a Condition,
-    /// The end of the request.
-    pub deadline: Instant,
+    pub condition: Condition,
+    /// The hash of the new password, once it is made.
+    pub hash: Option<PasswordHash>,
+    /// The change shares no statement: another transaction may be about to take its address.
+    pub is_single: bool,
 }
 
 impl Users {
-    pub(super) fn update(&self, update: &Update) -> Result<User, Error> {
-        let Update { id, name, email, password, condition, deadline } = update;
-        let is_read_first = *password == Some(None) || !condition.is_simple();
-        let mut before = if is_read_first { Some(self.allowed(*id, condition)?) } else { None };
-        loop {
-            let (is_any, version, updated_at) = tag(condition, before.as_ref());
-            let hash = password.flatten().map(PasswordHash::as_phc);
-            let params: [Param; 7] = [
-                (id, Type::INT8),
-                (&is_any, Type::BOOL),
-                (&version, Type::INT8),
-                (&updated_at, Type::TIMESTAMPTZ),
-                (name, Type::TEXT),
-                (email, Type::TEXT),
-                (&hash, Type::TEXT),
-            ];
-            let (sql, params) = match password {
-                None => (UPDATE, &params[..6]),
-                Some(_) => (UPDATE_PASSWORD, &params[..]),
-            };
-            if let [row] = &self.pool.execute(sql, params, Some(*deadline))?[..] {
-                return self.user(row);
-            }
-            // The committed record may answer at once, also if another transaction has locked it.
-            let user = self.allowed(*id, condition)?;
-            let is_unchanged = password.is_none()
-                && name.is_none_or(|name| name == user.name)
-                && email.is_none_or(|email| email == user.email);
-            match before {
-                _ if is_unchanged => return Ok(user),
-                // There was no password to remove, or a trigger has left the change out.
-                Some(before) if before.revision() == user.revision() => return Ok(user),
-                Some(_) => return Err(Error::Contended),
-                None => before = Some(user),
-            }
-        }
-    }
-
-    pub fn update_many(&self, updates: &[Update]) -> Vec<Result<Option<User>, Error>> {
-        self.batch(updates)
-    }
-
     pub fn replace_hash(
         &self,
         id: i64,
@@ -153,18 +111,15 @@ impl Users {
     }
 }
 
-impl Change for Update<'_> {
+impl Change for Update {
+    /// `None` if the change is to be made alone.
     type Done = Option<User>;
 
-    fn deadline(&self) -> Instant {
-        self.deadline
-    }
-
-    fn execute(pool: &Pool, given: &[&Self], deadline: Instant) -> Result<Vec<Row>, Error> {
+    fn batch(pool: &Pool, given: &[&Self], deadline: Instant) -> Result<Vec<Row>, Error> {
         let ids: Vec<i64> = given.iter().map(|update| update.id).collect();
-        let (any, versions, times) = tags(given.iter().map(|update| update.condition));
-        let names: Vec<_> = given.iter().map(|update| update.name).collect();
-        let emails: Vec<_> = given.iter().map(|update| update.email).collect();
+        let (any, versions, times) = tags(given.iter().map(|update| &update.condition));
+        let (names, emails): (Vec<_>, Vec<_>) =
+            given.iter().map(|update| (&update.changes.name, &update.changes.email)).unzip();
         let params: [Param; 6] = [
             (&ids, Type::INT8_ARRAY),
             (&any, Type::BOOL_ARRAY),
@@ -180,7 +135,41 @@ impl Change for Update<'_> {
         outcome(row)?.map(|row| users.user(row)).transpose()
     }
 
-    fn alone(&self, users: &Users) -> Result<Option<User>, Error> {
-        users.update(self).map(Some)
+    fn alone(&self, users: &Users, deadline: Instant) -> Result<Option<User>, Error> {
+        let Update { id, changes: UserChanges { name, email, password }, condition, hash, .. } = self;
+        let is_read_first = matches!(password, Some(None)) || !condition.is_simple();
+        let mut before = if is_read_first { Some(users.allowed(*id, condition)?) } else { None };
+        loop {
+            let (is_any, version, updated_at) = tag(condition, before.as_ref());
+            let hash = hash.as_ref().map(PasswordHash::as_phc);
+            let params: [Param; 7] = [
+                (id, Type::INT8),
+                (&is_any, Type::BOOL),
+                (&version, Type::INT8),
+                (&updated_at, Type::TIMESTAMPTZ),
+                (name, Type::TEXT),
+                (email, Type::TEXT),
+                (&hash, Type::TEXT),
+            ];
+            let (sql, params) = match password {
+                None => (UPDATE, &params[..6]),
+                Some(_) => (UPDATE_PASSWORD, &params[..]),
+            };
+            if let [row] = &users.pool.execute(sql, params, Some(deadline))?[..] {
+                return users.user(row).map(Some);
+            }
+            // The committed record may answer at once, also if another transaction has locked it.
+            let user = users.allowed(*id, condition)?;
+            let is_unchanged = password.is_none()
+                && name.as_ref().is_none_or(|name| *name == user.name)
+                && email.as_ref().is_none_or(|email| *email == user.email);
+            match before {
+                _ if is_unchanged => return Ok(Some(user)),
+                // There was no password to remove, or a trigger has left the change out.
+                Some(before) if before.revision() == user.revision() => return Ok(Some(user)),
+                Some(_) => return Err(Error::Contended),
+                None => before = Some(user),
+            }
+        }
     }
 }
