@@ -5,6 +5,7 @@
 
 use super::{App, validation};
 use crate::config::Schema;
+use crate::db::probe::Readiness;
 use crate::http::Response;
 use crate::metrics::Text;
 use base64ct::{Base64, Encoding};
@@ -21,7 +22,7 @@ pub fn live(_: &App) -> Response {
 
 /// Answers `/readyz`. Never blocks.
 pub fn ready(app: &App) -> Response {
-    let (reason, _, age) = app.prober.readiness();
+    let Readiness { reason, age, .. } = app.prober.readiness();
     let answer = match unready(app, reason) {
         // After a silence this may be old: a client that needs to know better asks once more.
         None => Response::json(200, &json!({"status": "ready"})).with("Age", age.as_secs().to_string()),
@@ -45,7 +46,7 @@ fn unready(app: &App, database: Option<&'static str>) -> Option<&'static str> {
 pub fn figures(app: &App) -> Response {
     let mut text = Text::default();
     app.metrics.write(&mut text);
-    let (reason, read_only, _) = app.prober.readiness();
+    let Readiness { reason, read_only, .. } = app.prober.readiness();
     let ready = u8::from(unready(app, reason).is_none());
     text.gauge("userd_ready", "Whether /readyz says that the service is ready.", ready);
     text.gauge("userd_database_read_only", "Whether the database takes no changes.", u8::from(read_only));

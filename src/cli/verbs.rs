@@ -3,7 +3,7 @@
 use super::{Failure, arguments::Args, embedded, environment, print};
 use userd::{
     Database, Secret,
-    check::{self, Weight},
+    check::{self, Finding, Weight},
     config::InForce,
     server,
 };
@@ -36,21 +36,22 @@ pub fn grants(args: &Args) -> Result<(), Failure> {
 /// Prints one line for each finding. The exit code is 1 if one of them is a problem.
 pub fn check(args: &Args) -> Result<(), Failure> {
     let mut findings = Vec::new();
+    let finding = |weight, subject, line| Finding { weight, subject, line };
     match environment::config(args) {
         Ok(mut config) => {
             let notes = environment::warnings(args, &config).into_iter();
-            findings.extend(notes.map(|line| (Weight::Note, "configuration", line)));
+            findings.extend(notes.map(|line| finding(Weight::Note, "configuration", line)));
             let limits = server::check_system(&config).err();
-            findings.extend(limits.map(|error| (Weight::Problem, "system", error.to_string())));
+            findings.extend(limits.map(|error| finding(Weight::Problem, "system", error.to_string())));
             match embedded::open(args, &mut config, false) {
                 Ok(_cluster) => findings.extend(check::check(&config, args.has("--counts"))),
-                Err(Failure { line, .. }) => findings.push((Weight::Problem, "database", line)),
+                Err(Failure { line, .. }) => findings.push(finding(Weight::Problem, "database", line)),
             }
         }
-        Err(error) => findings.push((Weight::Problem, "configuration", error.to_string())),
+        Err(error) => findings.push(finding(Weight::Problem, "configuration", error.to_string())),
     }
     let mut done = Ok(());
-    for (weight, subject, line) in findings {
+    for Finding { weight, subject, line } in findings {
         if weight == Weight::Problem {
             done = Err(Failure { code: 1, line: String::new() });
         }

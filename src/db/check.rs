@@ -2,45 +2,29 @@
 //! changes nothing, and the repairs of its findings. Not part of the library's interface.
 
 pub use super::counts::compare as compare_counts;
+pub use super::findings::{Finding, Weight};
 
-use super::{
-    connect::Servers,
-    counts, explain,
-    migrate::{
-        ADDED, BLOCKED, LENT, Migrations, OPEN_SCHEMAS, ROW_SECURITY, connect_migrated, refuse_one_session,
-    },
-    session::Param,
-    settings,
-};
+use super::connect::Servers;
+use super::findings::{BLOCKED, add, hazards, lines};
+use super::migrate::{Migrations, connect_migrated, refuse_one_session};
+use super::{counts, explain};
 use crate::{config::Config, error::StartError};
-use postgres::{Client, types::Type};
+use Weight::{Fine, Note, Problem};
+use postgres::types::Type;
 
 /// Remedy for a database that cannot be connected to.
 pub const ANOTHER_DATABASE: &str =
     "DATABASE_URL names another database, `userd --embedded` runs one of its own";
 
-/// Meaning of a finding for a start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display)]
-#[strum(serialize_all = "lowercase")]
-pub enum Weight {
-    /// Correct.
-    #[strum(serialize = "ok")]
-    Fine,
-    /// Worth knowing.
-    Note,
-    /// The service would not start, or would fail requests.
-    Problem,
-}
+/// Limits of the server.
+const LIMITS: &str = "\
+    select format('its encoding is %s, not UTF8: names and addresses that do not fit get 500', encoding) \
+    from current_setting('server_encoding') encoding where encoding <> 'UTF8' \
+    union all select 'it accepts no changes: a standby, or default_transaction_read_only is on' \
+    where current_setting('transaction_read_only') = 'on'";
 
-/// A subject in a word, and a line.
-type Finding = (Weight, &'static str, String);
-type Problem = (&'static str, String);
-
-const SERVER: &str = "select current_setting('server_version'), current_setting('server_encoding'), \
-    current_setting('transaction_read_only') = 'on'";
-
-/// The rights that a request or a command needs and the role has not; with $1, those of migrations, too. Tables that are
-/// not there yet are left out.
+/// Rights that requests and commands need and the role lacks; if $1 is set, those of migrations, too. Tables that do not
+/// exist yet are left out.
 const MISSING_RIGHTS: &str = "\
     select format('the role may not %s %s', lower(action), name) \
     from unnest(array['users', 'credentials', 'idempotency_keys', 'user_counts', \
@@ -78,7 +62,7 @@ const EXPECTED: &str = include_str!("expected.txt");
 /// The sequence that ids are drawn from, whatever its name is.
 const SEQUENCE: &str = "select pg_get_serial_sequence('users', 'id')";
 
-/// A line if the sequence `SEQUENCE` of ids would give new users ids that are taken.
+/// A line if the next id of the sequence `SEQUENCE` is taken.
 const BEHIND: &str = "\
     select format('the sequence of ids is at %s and the largest id is %s, so that creates fail: \
         `select setval(%3$L, %4$s)` moves it', last_value, coalesce(largest::text, 'none'), \
@@ -87,8 +71,8 @@ const BEHIND: &str = "\
     where largest > last_value or largest = last_value and not is_called \
         or last_value = bigint '9223372036854775807'";
 
-/// The roles that may read hashes and do not run a service, by grants of tables, of columns and of views, and whether all
-/// roles may.
+/// Roles that may read hashes and do not run a service, by grants on tables, columns and views. The second column is true
+/// if all roles may.
 const READERS: &str = "\
     with recursive readable as ( \
         select oid from unnest(array['credentials', 'idempotency_keys']) name join pg_class on oid = to_regclass(name)::oid \
@@ -135,147 +119,112 @@ const GRANTS: &str = "\
         'grant select on sequence %4$s to %3$I;']) as line \
     where rolname = $1";
 
-/// Applies the migrations that the database lacks; their names. Blocks as a start does.
+/// Applies the migrations that the database lacks. Returns their names. Blocks as a start does.
 pub fn migrate(config: &Config) -> Result<Vec<String>, StartError> {
     let servers = Servers::new(config)?;
     Migrations::load(config.migrations_dir.as_deref())?.bring_up(&servers, true)
 }
 
-/// Counts all users anew; a line with how many they are. Blocks while they are counted.
+/// Counts all users anew. Returns a line with their number. Blocks while they are counted.
 pub fn recount(config: &Config) -> Result<String, StartError> {
     counts::recount(&mut connect_migrated(config)?).map_err(StartError::Statement)
 }
 
-/// The statements that let a role run a service on the database, each with its semicolon.
+/// Returns the statements that let a role run a service on the database, each with its semicolon.
 pub fn grants(config: &Config, role: &str) -> Result<Vec<String>, StartError> {
-    let rows = connect_migrated(config)?.query_typed(GRANTS, &[(&role, Type::TEXT)]);
-    let rows = rows.map_err(|error| StartError::Statement(explain(&error)))?;
-    if rows.is_empty() {
+    let grants = lines(&mut connect_migrated(config)?, GRANTS, &[(&role, Type::TEXT)])?;
+    if grants.is_empty() {
         return Err(StartError::Statement(format!("there is no role {role:?}")));
     }
-    Ok(rows.iter().map(|row| row.get(0)).collect())
+    Ok(grants)
 }
 
 /// Returns findings about the database, as a start would meet them. Changes nothing. Blocks up to `db_connect_timeout`.
 /// `with_counts`: all users are counted, too.
 pub fn check(config: &Config, with_counts: bool) -> Vec<Finding> {
     let mut findings = Vec::new();
-    if let Err((subject, line)) = examine(config, with_counts, &mut findings) {
-        findings.push((Weight::Problem, subject, line));
+    if let Err(error) = examine(config, with_counts, &mut findings) {
+        let (subject, line) = match error {
+            StartError::Config(error) => ("configuration", error.to_string()),
+            StartError::Statement(line) => ("database", line),
+            StartError::Database(_) => ("database", format!("{error}; {ANOTHER_DATABASE}")),
+            error => ("database", error.to_string()),
+        };
+        add(&mut findings, Problem, subject, [line]);
     }
     findings
 }
 
-/// Everything up to the first problem that hides the others.
-fn examine(config: &Config, with_counts: bool, findings: &mut Vec<Finding>) -> Result<(), Problem> {
-    let unusable = |error: StartError| match error {
-        StartError::Config(error) => ("configuration", error.to_string()),
-        error @ StartError::Database(_) => ("database", format!("{error}; {ANOTHER_DATABASE}")),
-        error => ("database", error.to_string()),
-    };
-    let servers = Servers::new(config).map_err(unusable)?;
-    let migrations = Migrations::load(config.migrations_dir.as_deref());
-    let migrations = migrations.map_err(|error| unusable(error.into()))?;
-    findings.push((Weight::Fine, "configuration", "every variable can be used".to_owned()));
+/// Adds findings until one hides all that would follow.
+fn examine(config: &Config, with_counts: bool, findings: &mut Vec<Finding>) -> Result<(), StartError> {
+    let (servers, migrations) = (Servers::new(config)?, Migrations::load(config.migrations_dir.as_deref())?);
+    add(findings, Fine, "configuration", ["every variable can be used"]);
     let warnings = servers.target.warnings.iter().map(|line| format!("DATABASE_URL: {line}"));
-    findings.extend(warnings.map(|line| (Weight::Note, "configuration", line)));
-    let client = &mut servers.connect_for_long().map_err(unusable)?;
-    findings.push((Weight::Fine, "database", format!("connected to {}", servers.target)));
-    let row = client.query_typed_one(SERVER, &[]).map_err(failed)?;
-    findings.push((Weight::Fine, "database", format!("PostgreSQL {}", row.get::<_, &str>(0))));
-    let encoding: &str = row.get(1);
-    if encoding != "UTF8" {
-        let line =
-            format!("its encoding is {encoding}, not UTF8: names and addresses that do not fit get 500");
-        findings.push((Weight::Note, "database", line));
+    add(findings, Note, "configuration", warnings);
+    let client = &mut servers.connect_for_long()?;
+    add(findings, Fine, "database", [format!("connected to {}", servers.target)]);
+    let version: String = client.query_typed_one("select current_setting('server_version')", &[])?.get(0);
+    add(findings, Fine, "database", [format!("PostgreSQL {version}")]);
+    add(findings, Note, "database", lines(client, LIMITS, &[])?);
+    if servers.prepared() && !config.find_pooler && servers.lends(servers.connect_for_long()?) {
+        let line = "a pooler lends its sessions for one transaction each: userd needs DB_PREPARED=false";
+        add(findings, Problem, "database", [line]);
     }
-    if row.get(2) {
-        let line = "it accepts no changes: a standby, or default_transaction_read_only is on";
-        findings.push((Weight::Note, "database", line.to_owned()));
+    let missing = migrations.missing(client);
+    findings.extend(hazards(&servers, client, missing.is_ok())?);
+    if !servers.prepared() && !findings.iter().any(|finding| finding.subject == "settings") {
+        add(findings, Fine, "settings", ["the role has the settings that userd needs behind a pooler"]);
     }
-    if servers.found_pooler() {
-        let line = format!("{LENT}: userd serves as with DB_PREPARED=false");
-        findings.push((Weight::Note, "database", line));
-    }
-    if !servers.prepared() {
-        let fine = "the role has the settings that userd needs behind a pooler";
-        let lacking = settings::lacking(client, servers.statement_timeout()).map_err(failed)?;
-        add(findings, "settings", Some(fine), lacking);
-    } else if !config.find_pooler && servers.lends(client) {
-        let line = format!("{LENT}: userd needs DB_PREPARED=false");
-        findings.push((Weight::Problem, "database", line));
-    }
-    add(findings, "schema", None, rows(client, OPEN_SCHEMAS, &[])?);
-    // If it cannot be told, missing rights may be the cause.
-    let lacking = migrations.missing(client).map_err(|line| ("migrations", line));
-    match &lacking {
-        Err(_) => {}
-        Ok(None) => findings.push((Weight::Fine, "migrations", "all are applied".to_owned())),
-        Ok(Some(missing)) => {
-            let (weight, what) = match (missing.is_empty(), config.migrate) {
-                (true, _) => (Weight::Problem, "the database has others than this userd"),
-                (false, true) => (Weight::Note, "a start applies what is missing"),
-                (false, false) => (Weight::Problem, "`userd migrate` applies what is missing"),
+    match &missing {
+        Err(line) => add(findings, Problem, "migrations", [line]),
+        Ok(None) => add(findings, Fine, "migrations", ["all are applied"]),
+        Ok(Some(names)) => {
+            let (weight, what) = match (names.is_empty(), config.migrate) {
+                (true, _) => (Problem, "the database has others than this userd"),
+                (false, true) => (Note, "a start applies what is missing"),
+                (false, false) => (Problem, "`userd migrate` applies what is missing"),
             };
-            findings.push((weight, "migrations", format!("{what}: {}", missing.join(", "))));
+            add(findings, weight, "migrations", [format!("{what}: {}", names.join(", "))]);
         }
     }
-    let migrates = config.migrate && matches!(lacking, Ok(Some(_)));
-    let mut lines = if migrates { rows(client, BLOCKED, &[])? } else { Vec::new() };
-    lines.extend(rows(client, MISSING_RIGHTS, &[(&migrates, Type::BOOL)])?);
-    add(findings, "privileges", Some("the role may do all that is needed"), lines);
+    let migrates = config.migrate && matches!(missing, Ok(Some(_)));
+    let mut lacking = if migrates { lines(client, BLOCKED, &[])? } else { Vec::new() };
+    lacking.extend(lines(client, MISSING_RIGHTS, &[(&migrates, Type::BOOL)])?);
+    let fine = lacking.is_empty().then_some("the role may do all that is needed");
+    add(findings, Fine, "privileges", fine);
+    add(findings, Problem, "privileges", lacking);
     if migrates {
-        refuse_one_session(&servers, client).map_err(|line| ("migrations", line))?;
+        add(findings, Problem, "migrations", refuse_one_session(&servers, client).err());
     }
-    if lacking?.is_some() {
+    if !matches!(missing, Ok(None)) {
         return Ok(());
     }
-    let facts = rows(client, FACTS, &[])?;
-    let missing: Vec<_> = EXPECTED.lines().filter(|line| !facts.iter().any(|fact| fact == line)).collect();
+    let facts = lines(client, FACTS, &[])?;
+    let missing = EXPECTED.lines().filter(|line| !facts.iter().any(|fact| fact == line));
+    let missing: Vec<_> = missing.map(|line| format!("missing or disabled: {line}")).collect();
     if !missing.is_empty() {
-        // The rest would fail, or say it once more.
-        let lines = missing.iter().map(|line| format!("missing or disabled: {line}"));
-        add(findings, "tables", None, lines.collect());
+        // Later statements would fail, or find it again.
+        add(findings, Problem, "tables", missing);
         return Ok(());
     }
-    let sequence: String = client.query_typed_one(SEQUENCE, &[]).map_err(failed)?.get(0);
-    match client.query_typed(&BEHIND.replace("SEQUENCE", &sequence), &[]) {
-        Ok(rows) => add(findings, "tables", None, rows.iter().map(|row| row.get(0)).collect()),
+    let sequence: String = client.query_typed_one(SEQUENCE, &[])?.get(0);
+    match lines(client, &BEHIND.replace("SEQUENCE", &sequence), &[]) {
+        Ok(behind) => add(findings, Problem, "tables", behind),
         Err(error) => {
-            let line =
-                format!("the role may not see the sequence of ids, which may be behind: {}", explain(&error));
-            findings.push((Weight::Note, "tables", line));
+            let line = "the role may not see the sequence of ids, which may be behind";
+            add(findings, Note, "tables", [format!("{line}: {}", explain(&error))]);
         }
     }
-    let ours = vec!["users", "credentials", "idempotency_keys", "user_counts", "refinery_schema_history"];
-    add(findings, "tables", None, rows(client, ROW_SECURITY, &[(&ours, Type::TEXT_ARRAY)])?);
-    add(findings, "tables", None, rows(client, ADDED, &[])?);
-    for row in client.query_typed(READERS, &[]).map_err(failed)? {
-        let weight = if row.get(1) { Weight::Problem } else { Weight::Note };
-        findings.push((weight, "privileges", row.get(0)));
+    for row in client.query_typed(READERS, &[])? {
+        let weight = if row.get(1) { Problem } else { Note };
+        add(findings, weight, "privileges", [row.get::<_, String>(0)]);
     }
     if with_counts {
-        let line = counts::compare(client).map_err(|line| ("tables", line))?;
-        findings.push((Weight::Fine, "tables", line));
-        add(findings, "tables", None, rows(client, NOT_NORMALIZED, &[])?);
+        match counts::compare(client) {
+            Ok(line) => add(findings, Fine, "tables", [line]),
+            Err(line) => add(findings, Problem, "tables", [line]),
+        }
+        add(findings, Problem, "tables", lines(client, NOT_NORMALIZED, &[])?);
     }
     Ok(())
-}
-
-/// Adds a problem for each line; if there is none, `fine`.
-fn add(findings: &mut Vec<Finding>, subject: &'static str, fine: Option<&str>, problems: Vec<String>) {
-    if let (true, Some(fine)) = (problems.is_empty(), fine) {
-        findings.push((Weight::Fine, subject, fine.to_owned()));
-    }
-    findings.extend(problems.into_iter().map(|line| (Weight::Problem, subject, line)));
-}
-
-/// The rows of a statement, each of which is a line.
-fn rows(client: &mut Client, sql: &str, params: &[Param]) -> Result<Vec<String>, Problem> {
-    let rows = client.query_typed(sql, params).map_err(failed)?;
-    Ok(rows.iter().map(|row| row.get(0)).collect())
-}
-
-fn failed(error: postgres::Error) -> Problem {
-    ("database", explain(&error))
 }

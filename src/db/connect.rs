@@ -1,41 +1,33 @@
-//! From the settings to sessions of the database. A server that is gone is noticed by TCP within seconds. A server whose
-//! kernel answers while it is stopped is given up while userd connects; an open session waits until it goes on or ends.
+//! Opens sessions of the database by the settings. TCP notices within seconds that a server is gone. If a server is stopped
+//! and its kernel still answers, a connect is given up, and an open session waits until the server goes on or ends.
 #![cfg_attr(not(feature = "tls"), allow(clippy::clone_on_copy, reason = "without TLS, a connector is empty"))]
 
-use super::{
-    migrate::LENT,
-    settings::SEARCH_PATH,
-    sqlstate::{explain, is_final},
-    target::Target,
-    tls::{self, Connector},
-};
-use crate::{
-    config::{Config, Database, read_secret},
-    error::StartError,
-};
+use super::session::Session;
+use super::settings::SEARCH_PATH;
+use super::sqlstate::{explain, is_final};
+use super::target::Target;
+use super::tls::{self, Connector};
+use crate::config::{Config, Database, read_secret};
+use crate::error::StartError;
 use parking_lot::Mutex;
-use postgres::{
-    Client,
-    config::{LoadBalanceHosts, TargetSessionAttrs},
-};
+use postgres::Client;
+use postgres::config::{LoadBalanceHosts, TargetSessionAttrs};
 use r2d2::ManageConnection;
 use r2d2_postgres::PostgresConnectionManager;
-use std::{
-    hash::{BuildHasher, RandomState},
-    io,
-    os::unix::net::UnixStream,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
-        mpsc,
-    },
-    thread,
-    time::{Duration, Instant},
-};
+use std::hash::{BuildHasher, RandomState};
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+use std::{io, thread};
 
-/// Descriptors that are open while a connection is made: five of it stay, the look-up of a name and that of the socket
-/// take some.
+/// Finding about a pooler in transaction mode.
+pub(super) const LENT: &str =
+    "a pooler lends its sessions for one transaction each: userd serves as with DB_PREPARED=false";
+
+/// Descriptors that are open while a connection is made. The connection keeps five of them; the others are those of
+/// looking up the name and of the socket.
 const CONNECT_DESCRIPTORS: usize = 12;
 
 /// The time that connecting to one host may take, unless `connect_timeout` is longer, as some databases have to wake up.
@@ -47,12 +39,11 @@ pub struct Servers {
     pub target: Target,
     tls: Connector,
     config: Config,
-    /// The password that was in force last.
+    /// The password of the last connect.
     password: Mutex<Option<Vec<u8>>>,
-    /// Unset until the first session shows if a pooler lends it.
-    prepared: OnceLock<bool>,
-    /// A statement has met a session of another client.
-    is_lent: AtomicBool,
+    /// True if each session belongs to one client, so that it keeps statements and settings; `None` until the first session
+    /// shows it.
+    are_own: Mutex<Option<bool>>,
     epoch: AtomicU64,
     /// The number of connects that each host holds without an answer, and when the last one was given up.
     hanging: Vec<(Arc<AtomicUsize>, Mutex<Instant>)>,
@@ -61,7 +52,7 @@ pub struct Servers {
 }
 
 impl Servers {
-    /// The servers of these settings. Connects to none. Errors: [`StartError::Config`], files of TLS settings that cannot
+    /// Returns the servers of these settings. Connects to none. Errors: [`StartError::Config`], files of TLS settings that cannot
     /// be used.
     pub fn new(config: &Config) -> Result<Arc<Servers>, StartError> {
         config.check()?;
@@ -76,9 +67,8 @@ impl Servers {
         Ok(Arc::new(Servers {
             tls,
             config: config.clone(),
-            password: Mutex::new(target.config.get_password().map(<[u8]>::to_vec)),
-            prepared: if is_known { OnceLock::from(config.db_prepared) } else { OnceLock::new() },
-            is_lent: AtomicBool::default(),
+            password: Mutex::new(target.hosts[0].get_password().map(<[u8]>::to_vec)),
+            are_own: Mutex::new(is_known.then_some(config.db_prepared)),
             epoch: AtomicU64::default(),
             hanging: target.hosts.iter().map(|_| (Arc::default(), Mutex::new(Instant::now()))).collect(),
             sought: Mutex::default(),
@@ -88,19 +78,19 @@ impl Servers {
 
     /// Returns true if only a server that takes changes is accepted.
     pub fn wants_primary(&self) -> bool {
-        self.target.config.get_target_session_attrs() == TargetSessionAttrs::ReadWrite
+        self.target.hosts[0].get_target_session_attrs() == TargetSessionAttrs::ReadWrite
     }
 
     /// Returns false if a pooler lends sessions for one transaction each: they hold no statements and no settings.
     pub fn prepared(&self) -> bool {
-        *self.prepared.get().unwrap_or(&true) && !self.is_lent.load(Ordering::Relaxed)
+        *self.are_own.lock() != Some(false)
     }
 
-    /// Takes sessions for lent ones from now on, as a statement has met a session of another client, unless `db_prepared` was
-    /// set on purpose.
+    /// Records that a pooler lends sessions, as a statement has met the session of another client. Does nothing if
+    /// `db_prepared` was set on purpose.
     pub fn meets_another_session(&self) {
-        if self.config.find_pooler && !self.is_lent.swap(true, Ordering::Relaxed) {
-            log::warn!("{LENT}: userd serves as with DB_PREPARED=false from now on");
+        if self.config.find_pooler && self.are_own.lock().replace(false) != Some(false) {
+            log::warn!("{LENT} from now on");
         }
     }
 
@@ -114,11 +104,6 @@ impl Servers {
         self.config.limits.request_timeout / 2
     }
 
-    /// Returns the time that a start waits for the database.
-    pub fn connect_timeout(&self) -> Duration {
-        self.config.db_connect_timeout
-    }
-
     /// Connections of earlier epochs are not to be used any more: a server has ended one of them or does not answer, or
     /// another server has taken its place.
     pub fn epoch(&self) -> u64 {
@@ -130,12 +115,14 @@ impl Servers {
         self.epoch.fetch_max(epoch + 1, Ordering::Relaxed);
     }
 
-    /// Returns a session, in which `set_up` was executed if sessions hold settings, and its epoch. Blocks for two seconds
-    /// with each host, or for a longer `connect_timeout`.
-    pub fn connect(&self, set_up: &str) -> Result<(Client, u64), ConnectError> {
+    /// Returns a session, in which `set_up` was executed if sessions hold settings. Blocks for two seconds with each host, or
+    /// for a longer `connect_timeout`.
+    pub(super) fn connect(&self, set_up: &str) -> Result<Session, ConnectError> {
         // Read first: if an epoch ends while this connects, the new connection is suspect, too.
         let epoch = self.epoch();
-        self.open(set_up, None, Duration::MAX).map(|client| (client, epoch))
+        let connection = self.open(set_up, None, Duration::MAX)?;
+        let statements = self.prepared().then(Vec::new);
+        Ok(Session { connection, statements, epoch, answered: Instant::now() })
     }
 
     /// Returns true if a new session takes changes. Looks at most once a second, as a database may take none for long.
@@ -156,21 +143,19 @@ impl Servers {
     pub fn connect_for_long(&self) -> Result<Client, StartError> {
         const PAUSE: Duration = Duration::from_millis(500);
         const NO_BOUNDS: &str = "set statement_timeout = 0; set lock_timeout = 0";
-        let deadline = Instant::now() + self.connect_timeout();
+        let deadline = Instant::now() + self.config.db_connect_timeout;
         let mut error = ConnectError::Silent;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.open(NO_BOUNDS, None, left) {
-                Ok(client) if self.prepared.get().is_some() => return Ok(client),
-                Ok(mut client) => {
-                    let _ = self.prepared.set(!self.lends(&mut client));
-                    if !self.prepared() || client.batch_execute(&format!("{SEARCH_PATH}{NO_BOUNDS}")).is_ok()
-                    {
-                        return Ok(client);
-                    }
+                Ok(client) if self.are_own.lock().is_some() => return Ok(client),
+                // The next session is set up, if no pooler lends it.
+                Ok(client) => {
+                    let is_lent = self.lends(client);
+                    self.are_own.lock().get_or_insert(!is_lent);
                     continue;
                 }
-                // The last try has too little time for an answer: the one before it has the cause.
+                // The last try has too little time for an answer, so that the error of an earlier one is reported.
                 Err(ConnectError::Silent) if left < CONNECT_TIMEOUT => {}
                 Err(refusal) => error = refusal,
             }
@@ -185,26 +170,23 @@ impl Servers {
 
     /// Returns whether a pooler lends its sessions for one transaction each: several of them serve one client, or one serves
     /// two. Blocks for up to two seconds; false if it cannot be told by then, as of a pooler with one session.
-    pub fn lends(&self, client: &mut Client) -> bool {
+    pub fn lends(&self, mut client: Client) -> bool {
         /// Other clients of the pooler may come between two statements.
         const LOOKS: usize = 8;
         let deadline = Instant::now() + CONNECT_TIMEOUT;
-        let mut is_lent = || {
-            let mut other = self.open("", None, CONNECT_TIMEOUT).ok()?;
-            let began = session(client).ok()?;
+        let Ok(mut other) = self.open("", None, CONNECT_TIMEOUT) else { return false };
+        let look = move || {
+            let began = session(&mut client)?;
             for _ in 0..LOOKS {
-                let left = deadline.saturating_duration_since(Instant::now());
-                let ask = move || session(&mut other).map(|session| (other, session));
-                let (client_again, of_other) = within(left, &Arc::default(), ask).ok()?.ok()?;
-                other = client_again;
-                let own = session(client).ok()?;
+                let (of_other, own) = (session(&mut other)?, session(&mut client)?);
                 if own != began || of_other == own {
-                    return Some(());
+                    return Ok(true);
                 }
             }
-            None
+            Ok::<_, postgres::Error>(false)
         };
-        is_lent().is_some()
+        let left = deadline.saturating_duration_since(Instant::now());
+        matches!(within(left, &Arc::default(), look), Ok(Ok(true)))
     }
 
     /// Returns a session of the first host that gives one within this time.
@@ -216,7 +198,7 @@ impl Servers {
     ) -> Result<Client, ConnectError> {
         let (began, mut refusal) = (Instant::now(), ConnectError::Silent);
         let mut order: Vec<usize> = (0..self.target.hosts.len()).collect();
-        if self.target.config.get_load_balance_hosts() == LoadBalanceHosts::Random {
+        if self.target.hosts[0].get_load_balance_hosts() == LoadBalanceHosts::Random {
             order.sort_by_cached_key(|at| RandomState::new().hash_one(at));
         }
         for at in order {
@@ -230,7 +212,7 @@ impl Servers {
         Err(refusal)
     }
 
-    /// Connects to one host. One that holds connects without an answer is tried ever later, as each keeps a thread.
+    /// Connects to one host. If connects to it are unanswered, it is tried after ever longer pauses, as each keeps a thread.
     fn open_at(
         &self,
         at: usize,
@@ -246,17 +228,14 @@ impl Servers {
         }
         let bound = host.get_connect_timeout().map_or(CONNECT_TIMEOUT, |time| CONNECT_TIMEOUT.max(*time));
         if host.get_connect_timeout().is_none() {
-            // The name may have another address.
+            // Leaves time for another address of the name.
             host.connect_timeout(CONNECT_TIMEOUT / 2);
         }
         if let Some(password) = self.password() {
             host.password(password);
         }
-        let set_up = if self.prepared.get().is_some() && self.prepared() {
-            format!("{SEARCH_PATH}{set_up}")
-        } else {
-            String::new()
-        };
+        let set_up =
+            if *self.are_own.lock() == Some(true) { format!("{SEARCH_PATH}{set_up}") } else { String::new() };
         let tls = self.tls.clone();
         let connect = move || {
             let mut client = PostgresConnectionManager::new(host, tls).connect()?;
@@ -269,14 +248,14 @@ impl Servers {
         connected?.map_err(ConnectError::System)?.map_err(ConnectError::Refused)
     }
 
-    /// Returns the password; reads it again if it is in a file, as it may have changed there.
+    /// Returns the password. Reads it again if it is in a file, as the file may have changed.
     fn password(&self) -> Option<Vec<u8>> {
         let mut password = self.password.lock();
         if let Some(file) = &self.config.db_password_file {
             let read = read_secret(file).and_then(|text| match self.config.database {
                 Database::Parts { .. } => Ok(Some(text.into_bytes())),
                 Database::Url(_) => {
-                    Ok(Target::parse(&text, Some(""))?.config.get_password().map(<[u8]>::to_vec))
+                    Ok(Target::parse(&text, Some(""))?.hosts[0].get_password().map(<[u8]>::to_vec))
                 }
             });
             match read {
@@ -296,7 +275,7 @@ pub enum ConnectError {
     /// The network, or the server, refused.
     #[error("{}", explain(.0))]
     Refused(postgres::Error),
-    /// The server has accepted the connection, and said nothing.
+    /// The server has accepted the connection, and does not answer.
     #[error("the server does not answer")]
     Silent,
     /// The system has nothing to connect with: no descriptor is left, or no memory for a thread.
@@ -310,9 +289,8 @@ fn session(client: &mut Client) -> Result<String, postgres::Error> {
     client.query_typed_one(SESSION, &[]).map(|row| row.get(0))
 }
 
-/// Executes work on a thread of its own, and waits for it so long. Then the thread is left behind, and `hanging` counts it
-/// until it ends.
-pub(super) fn within<T: Send + 'static>(
+/// Executes work on a new thread and waits for it at most `longest`. After that `hanging` counts the thread until it ends.
+fn within<T: Send + 'static>(
     longest: Duration,
     hanging: &Arc<AtomicUsize>,
     work: impl FnOnce() -> T + Send + 'static,
@@ -331,8 +309,8 @@ pub(super) fn within<T: Send + 'static>(
     })
 }
 
-/// Catches the panic of `postgres` if the system refuses it a runtime. Descriptors are looked for first, as a panic is
-/// told on standard error; another thread may take them before they are used.
+/// Catches the panic of `postgres` if the system refuses it a runtime. Looks for free descriptors first, as a panic is
+/// reported on standard error. Another thread may take them before `connect` does.
 fn without_panic<T>(connect: impl FnOnce() -> T) -> io::Result<T> {
     // Not `/dev/null`, which a jail may lack.
     let free: io::Result<Vec<_>> = (0..CONNECT_DESCRIPTORS / 2).map(|_| UnixStream::pair()).collect();

@@ -10,6 +10,7 @@ pub mod check;
 pub mod connect;
 #[cfg(any(test, feature = "command"))]
 pub mod counts;
+mod findings;
 mod keys;
 pub mod migrate;
 mod pool;

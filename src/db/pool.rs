@@ -1,28 +1,22 @@
 //! The pool of sessions: how a session is taken, opened and replaced, and when a statement is executed again.
 
-use super::{
-    blocking::outside_of_runtimes,
-    connect::{ConnectError, Servers},
-    session::{Param, Session},
-    settings,
-    sqlstate::Meaning,
-};
+use super::blocking::outside_of_runtimes;
+use super::connect::{ConnectError, Servers};
+use super::session::{Param, Session};
+use super::settings;
+use super::sqlstate::Meaning;
 use crate::{config::Config, error::Error, metrics::Text};
 use parking_lot::Mutex;
 use postgres::Row;
 use r2d2::{ManageConnection, PooledConnection};
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
-use std::{
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 /// A pool of sessions.
 pub struct Pool {
-    /// Until the drop, which takes it.
+    /// `None` once `drop` has taken it.
     sessions: Option<r2d2::Pool<Manager>>,
     servers: Arc<Servers>,
     acquire_timeout: Duration,
@@ -45,8 +39,7 @@ struct Figures {
 }
 
 impl Pool {
-    /// The pool of a service of these settings, which opens its connections in the background: this does not block and
-    /// does not fail.
+    /// Returns the pool of a service. It opens its sessions in the background: this does not block and does not fail.
     pub fn new(servers: Arc<Servers>, config: &Config) -> Pool {
         /// r2d2 waits at most half of this between its tries to connect, so the pool is back this soon
         /// after the database is.
@@ -59,7 +52,7 @@ impl Pool {
         let threads = ScheduledThreadPool::builder()
             .num_threads(1)
             .thread_name_pattern("pool-{}")
-            // r2d2 looks for idle connections every 30 s; the thread would wait for the next time.
+            // r2d2 schedules a look for idle connections every 30 s. The thread would outlive the pool until the next one.
             .on_drop_behavior(OnPoolDropBehavior::DiscardPendingScheduled)
             .build();
         let sessions = r2d2::Pool::builder()
@@ -115,7 +108,7 @@ impl Pool {
             };
             let is_broken = failure.meaning == Meaning::Broken;
             if is_stale || is_broken {
-                // This session is replaced, and so are all sessions that are as old.
+                // Replaces this session and all that are as old.
                 self.servers.end_epoch(session.epoch);
             }
             drop(session);
@@ -195,9 +188,7 @@ impl ManageConnection for Manager {
     type Error = ConnectError;
 
     fn connect(&self) -> Result<Session, ConnectError> {
-        let (connection, epoch) = self.servers.connect(&self.set_up)?;
-        let statements = self.servers.prepared().then(Vec::new);
-        Ok(Session { connection, statements, epoch, answered: Instant::now() })
+        self.servers.connect(&self.set_up)
     }
 
     /// Never asked: a check at each checkout would cost a round trip.
@@ -211,7 +202,8 @@ impl ManageConnection for Manager {
     }
 }
 
-/// Each session tries by itself, twice a second: one line a second tells as much. Says nothing once the pool is dropped.
+/// Logs failed connects, at most one a second, as each session of the pool tries twice a second. Logs nothing once the pool
+/// is dropped.
 #[derive(Debug)]
 struct LogConnectError {
     pool: Weak<Figures>,

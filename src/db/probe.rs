@@ -5,29 +5,22 @@
 //! [`Prober::readiness`] judges by the time of the last answer, as nothing ends a probe of a server that is stopped.
 //! Knows no HTTP.
 
-use super::{
-    connect::{ConnectError, Servers},
-    explain,
-    keys::{REMOVE_EXPIRED, REMOVED_AT_ONCE},
-    migrate::Migrations,
-    sqlstate::{is_full, is_missing},
-};
+use super::connect::{ConnectError, Servers};
+use super::explain;
+use super::keys::{REMOVE_EXPIRED, REMOVED_AT_ONCE};
+use super::migrate::Migrations;
+use super::session::Session;
+use super::sqlstate::{is_full, is_missing};
 use parking_lot::Mutex;
-use postgres::Client;
-use std::{
-    io, mem,
-    sync::{
-        Arc,
-        mpsc::{RecvTimeoutError, Sender, channel},
-    },
-    thread,
-    time::{Duration, Instant},
-};
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+use std::{io, mem, thread};
 
-/// Between two probes.
+/// The pause between two probes.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Between two removals of keys that have expired; the first one comes with the first question.
+/// The pause between two removals of keys that have expired.
 const CLEANING: Duration = Duration::from_secs(60);
 
 /// A database that has not answered for this time is silent: it has failed three probes.
@@ -43,32 +36,49 @@ pub struct Prober {
     begin: Sender<()>,
 }
 
-#[derive(Default)]
 struct ProbeState {
-    /// True if the schema was not the one expected at the last answer.
-    is_other_schema: bool,
+    /// The last answer.
+    answer: Answer,
     /// True once the log says that the database is silent.
     is_silent: bool,
-    /// Why the last probe has failed, or empty.
+    /// Why the last probe has failed; empty if it has not.
     failure: String,
-    /// True if the database took no changes at the last probe.
-    read_only: bool,
     /// When the first question came.
     asked: Option<Instant>,
     /// When the database answered last: at the start, before there is a prober.
-    answered: Option<Instant>,
+    answered: Instant,
+}
+
+/// The answer of the database to a probe. By default it is as a service needs it.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Answer {
+    /// The schema is not the one expected.
+    is_other_schema: bool,
+    /// The database takes no changes.
+    read_only: bool,
+}
+
+/// The readiness of the database.
+pub struct Readiness {
+    /// Why the service is not ready, if it is not.
+    pub reason: Option<&'static str>,
+    /// The database took no changes at the last probe.
+    pub read_only: bool,
+    /// The time since the last answer of the database.
+    pub age: Duration,
 }
 
 impl Prober {
     /// Starts the thread, which only removes keys until [`Prober::readiness`] is called. `migrations`: those that the database has to
     /// have. Errors: the system has no more threads.
     pub fn start(servers: Arc<Servers>, migrations: Migrations) -> io::Result<Prober> {
-        let state = ProbeState { answered: Some(Instant::now()), ..ProbeState::default() };
+        let (answer, answered, failure) = (Answer::default(), Instant::now(), String::new());
+        let state = ProbeState { answer, is_silent: false, failure, asked: None, answered };
         let state = Arc::new(Mutex::new(state));
         let (begin, begun) = channel();
         let (shared, probed) = (state.clone(), servers.clone());
         thread::Builder::new().name("prober".to_owned()).spawn(move || {
-            let (mut connection, mut pause) = (None, CLEANING);
+            let (mut session, mut pause) = (None, CLEANING);
             let (mut due, mut is_more) = (Instant::now(), false);
             loop {
                 match begun.recv_timeout(if is_more { Duration::ZERO } else { pause }) {
@@ -76,57 +86,54 @@ impl Prober {
                     Err(RecvTimeoutError::Timeout) => {}
                     Ok(()) => pause = PAUSE,
                 }
-                let found = probe(&probed, &migrations, &mut connection);
+                let found = probe(&probed, &migrations, &mut session);
                 let is_due = Instant::now() >= due;
-                is_more = is_due && found == Ok((false, false)) && removes_keys(&mut connection);
+                is_more = is_due && found == Ok(Answer::default()) && removes_keys(&mut session);
                 if is_due && !is_more {
                     due = Instant::now() + CLEANING;
                 }
                 shared.lock().keep(found);
-                connection = connection.filter(|_| is_more || pause == PAUSE);
+                session = session.filter(|_| is_more || pause == PAUSE);
             }
         })?;
         Ok(Prober { state, servers, begin })
     }
 
-    /// Returns why the service is not ready, if it is not; whether the database takes no changes, as the last probe has
-    /// found it; and how long ago the database answered last. Never blocks.
-    pub fn readiness(&self) -> (Option<&'static str>, bool, Duration) {
+    /// Returns the readiness, as the last probes have found it. Never blocks.
+    pub fn readiness(&self) -> Readiness {
         let now = Instant::now();
         let mut state = self.state.lock();
         if state.asked.is_none() {
-            // An error: the thread has ended.
+            // This fails if the thread has ended.
             let _ = self.begin.send(());
         }
-        let (asked, answered) = (*state.asked.get_or_insert(now), state.answered.unwrap_or(now));
-        if !state.is_silent && now >= answered.max(asked) + SILENCE {
+        let asked = *state.asked.get_or_insert(now);
+        if !state.is_silent && now >= state.answered.max(asked) + SILENCE {
             state.is_silent = true;
             let why = if state.failure.is_empty() { "no answer" } else { &state.failure };
             log::warn!("unready: the database does not answer: {why}");
-            // Idle sessions of the pool would only be waited for.
+            // Requests would wait for the idle sessions of the pool.
             self.servers.end_epoch(self.servers.epoch());
         }
-        let other_schema = state.is_other_schema.then_some(OTHER_SCHEMA);
+        let other_schema = state.answer.is_other_schema.then_some(OTHER_SCHEMA);
         let reason = if state.is_silent { Some("the database does not answer") } else { other_schema };
-        (reason, state.read_only, now.saturating_duration_since(answered))
+        let age = now.saturating_duration_since(state.answered);
+        Readiness { reason, read_only: state.answer.read_only, age }
     }
 }
-
-/// The answer of the database to a probe: whether its schema is not the one expected, and whether it takes no changes.
-type Answer = (bool, bool);
 
 impl ProbeState {
     /// Keeps the outcome of a probe.
     fn keep(&mut self, found: Result<Answer, String>) {
         match found {
-            Ok((is_other, read_only)) => {
-                let was_other = mem::replace(&mut self.is_other_schema, is_other);
+            Ok(answer) => {
+                let was_other = mem::replace(&mut self.answer, answer).is_other_schema;
                 let was_silent = mem::take(&mut self.is_silent);
-                (self.read_only, self.answered) = (read_only, Some(Instant::now()));
+                self.answered = Instant::now();
                 self.failure.clear();
-                if is_other && !was_other {
+                if answer.is_other_schema && !was_other {
                     log::warn!("unready: {OTHER_SCHEMA}: see `userd check`");
-                } else if !is_other && (was_other || was_silent) {
+                } else if !answer.is_other_schema && (was_other || was_silent) {
                     log::info!("ready again");
                 }
             }
@@ -135,40 +142,41 @@ impl ProbeState {
     }
 }
 
-/// Asks over the connection, or a new one, and leaves it if it can be used again. The error is one line.
+/// Asks over the session, or a new one, and keeps it there if it can be used again. The error is one line.
 fn probe(
     servers: &Servers,
     migrations: &Migrations,
-    connection: &mut Option<(Client, u64)>,
+    session: &mut Option<Session>,
 ) -> Result<Answer, String> {
     let connect = || servers.connect("set statement_timeout = 1000");
-    let kept = connection.take().filter(|(_, epoch)| *epoch == servers.epoch());
-    let (mut client, epoch) = match kept.map_or_else(connect, Ok) {
-        Ok(connected) => connected,
-        // The server has answered. It is its number of sessions that is short, and this one is an extra.
-        Err(ConnectError::Refused(error)) if is_full(&error) => return Ok((false, false)),
+    let kept = session.take().filter(|session| session.epoch == servers.epoch());
+    let mut asked = match kept.map_or_else(connect, Ok) {
+        Ok(session) => session,
+        // The server has answered: it has no session left for the prober, and requests have theirs.
+        Err(ConnectError::Refused(error)) if is_full(&error) => return Ok(Answer::default()),
         Err(error) => return Err(error.to_string()),
     };
-    let answer = match client.query_typed(Migrations::ASK, &[]) {
+    let answer = match asked.connection.query_typed(Migrations::ASK, &[]) {
         Ok(rows) => {
             let [read_only, lacks_table] =
                 [3, 4].map(|column| rows.first().is_some_and(|row| row.get(column)));
             if read_only && servers.wants_primary() {
                 return Err("the server takes no changes".to_owned());
             }
-            (lacks_table || !matches!(migrations.judge(&rows), Ok(None)), read_only)
+            let is_other_schema = lacks_table || !matches!(migrations.judge(&rows), Ok(None));
+            Answer { is_other_schema, read_only }
         }
-        Err(error) if is_missing(&error) => (true, false),
+        Err(error) if is_missing(&error) => Answer { is_other_schema: true, read_only: false },
         Err(error) => return Err(explain(&error)),
     };
-    *connection = Some((client, epoch));
+    *session = Some(asked);
     Ok(answer)
 }
 
 /// Removes some keys that have expired. Returns true if there may be more.
-fn removes_keys(connection: &mut Option<(Client, u64)>) -> bool {
-    let Some((client, _)) = connection else { return false };
-    match client.query_typed(REMOVE_EXPIRED, &[]) {
+fn removes_keys(session: &mut Option<Session>) -> bool {
+    let Some(session) = session else { return false };
+    match session.connection.query_typed(REMOVE_EXPIRED, &[]) {
         Ok(rows) => rows.len() == REMOVED_AT_ONCE,
         Err(error) => {
             log::warn!("idempotency keys that have expired are not removed: {}", explain(&error));

@@ -2,11 +2,9 @@
 
 use super::sqlstate::{Meaning, condition};
 use crate::error::Error;
-use postgres::{
-    Client, Row, Statement,
-    fallible_iterator::FallibleIterator,
-    types::{ToSql, Type},
-};
+use postgres::fallible_iterator::FallibleIterator;
+use postgres::types::{ToSql, Type};
+use postgres::{Client, Row, Statement};
 use std::time::{Duration, Instant};
 
 /// A parameter and its type.
@@ -14,7 +12,7 @@ pub type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
 /// One connection, and the statements that were prepared on it.
 pub(super) struct Session {
-    // Before the statements: a statement whose client lives sends a message when it is dropped.
+    // Dropped before the statements: a statement whose client lives sends a message when it is dropped.
     pub(super) connection: Client,
     /// A handful, so a scan beats a hash. `None` if the next statement may meet another server process.
     pub(super) statements: Option<Vec<(&'static str, Statement)>>,

@@ -1,7 +1,7 @@
 //! Settings that the statements of a service need in their session. userd sets them at the opening of each. Behind a
 //! pooler, which lends another session to each transaction, the role has to have them, and `userd check` compares.
 
-use super::session::Param;
+use super::{findings::lines, session::Param};
 use postgres::{Client, types::Type};
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ pub const SEARCH_PATH: &str = "\
     where current_schema() is not null; ";
 
 /// Settings of the session that differ from what is needed, and the statement that changes each for the role. Times may
-/// be shorter. The schema of the tables alone is to be looked in, and that of temporary tables last.
+/// be shorter. Names are to be looked up in the schema of the tables, and in that of temporary tables last.
 const OTHER_SETTINGS: &str = "\
     select format('%s is %s: alter role %I in database %I set %s = %L', \
         name, current_setting(name), current_user, current_database(), name, needed) \
@@ -31,7 +31,7 @@ const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
 /// Returns names and values; times in milliseconds. Statements are written for read committed, whatever the role's default
 /// is: each is a transaction.
 ///
-/// All of them walk indexes, however large a table was when they were planned, and whatever is known of it: a session
+/// All of them use indexes, however large a table was when they were planned, and whatever is known of it: a session
 /// keeps its plans for good, as planning a page takes longer than reading it. And nothing is compiled: the planner
 /// takes a page for more expensive than it is, and compiling one takes a hundred times as long as reading it.
 fn needed(statement_timeout: Duration) -> [(&'static str, String); 7] {
@@ -56,5 +56,5 @@ pub fn statements(statement_timeout: Duration) -> String {
 pub fn lacking(client: &mut Client, statement_timeout: Duration) -> Result<Vec<String>, postgres::Error> {
     let (names, values): (Vec<_>, Vec<_>) = needed(statement_timeout).into_iter().unzip();
     let params: [Param; 2] = [(&names, Type::TEXT_ARRAY), (&values, Type::TEXT_ARRAY)];
-    Ok(client.query_typed(OTHER_SETTINGS, &params)?.iter().map(|row| row.get(0)).collect())
+    lines(client, OTHER_SETTINGS, &params)
 }

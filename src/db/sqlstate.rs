@@ -11,7 +11,7 @@
 //!
 //! Knows nothing of sessions and statuses.
 
-use crate::error::Error;
+use crate::error::{Error, StartError};
 use postgres::error::{DbError, Severity};
 use std::iter;
 
@@ -52,7 +52,7 @@ impl Meaning {
     }
 }
 
-/// The condition that a failed statement is answered with. `sql` is its text, or empty.
+/// Returns the condition that a failed statement is answered with. `sql` is its text, or empty.
 pub(super) fn condition(sql: &'static str, error: &postgres::Error) -> Error {
     match code(error) {
         "23505" => {
@@ -80,6 +80,12 @@ pub(super) fn condition(sql: &'static str, error: &postgres::Error) -> Error {
 impl From<postgres::Error> for Error {
     fn from(error: postgres::Error) -> Error {
         condition("", &error)
+    }
+}
+
+impl From<postgres::Error> for StartError {
+    fn from(error: postgres::Error) -> StartError {
+        StartError::Statement(explain(&error))
     }
 }
 
@@ -122,7 +128,7 @@ pub(super) fn is_full(error: &postgres::Error) -> bool {
     code(error) == "53300"
 }
 
-/// The constraint that a value violates which must be unique and is taken (SQLSTATE 23505).
+/// Returns the unique constraint that a statement has violated (SQLSTATE 23505).
 #[cfg(feature = "command")]
 pub fn taken(error: &postgres::Error) -> Option<&str> {
     error.as_db_error().filter(|error| error.code().code() == "23505")?.constraint()
@@ -138,7 +144,7 @@ pub(super) fn is_of_other_columns(error: &postgres::Error) -> bool {
     matches!(code(error), "42703" | "42846" | "22P02")
 }
 
-/// One line that says why the database refused: its severity, message and SQLSTATE, or the chain of causes
+/// Returns one line that says why the database refused: its severity, message and SQLSTATE, or the chain of causes
 /// of a broken connection. The DETAIL is left out on purpose: it quotes whole rows.
 pub fn explain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut line = String::new();
@@ -152,7 +158,7 @@ pub fn explain(error: &(dyn std::error::Error + 'static)) -> String {
                 let hint = if is_of_another_session { hint } else { "" };
                 format!("{}: {} ({code}){hint}", db.severity(), db.message())
             }
-            // The next cause has the server's text.
+            // The next cause has the text of the server.
             None if cause.downcast_ref::<postgres::Error>().is_some_and(|e| e.as_db_error().is_some()) => {
                 continue;
             }

@@ -36,11 +36,9 @@ fn is_in(name: &str, list: &str) -> bool {
 /// `Debug` show it.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// Everything but the certificates of TLS, hosts included.
-    pub config: postgres::Config,
-    /// A copy of `config` for each host, with that host alone.
+    /// The settings of the client for each host, which lack the certificates of TLS.
     pub hosts: Vec<postgres::Config>,
-    /// The settings of TLS, if `config` asks for it.
+    /// The settings of TLS, if `hosts` ask for it.
     pub tls: TlsSettings,
     /// A line for each parameter that has no effect.
     pub warnings: Vec<String>,
@@ -60,17 +58,17 @@ impl Target {
             Database::Parts { host, port, name, user, password, ssl } => {
                 let mode = if *ssl { "verify-full" } else { "disable" };
                 let (port, password) = (port.to_string(), password.expose());
-                let parts = [("host", unwrapped(host)), ("port", &port), ("dbname", name), ("user", user)];
-                let all = parts.into_iter().chain([("password", password), ("sslmode", mode)]);
-                let all = all.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-                let mut target =
-                    Target::of_parameters(HashMap::new(), all, os_user).map_err(wrong("DB_HOST"))?;
+                let given = [("host", unwrapped(host)), ("port", &port), ("dbname", name), ("user", user)];
+                let given = given.into_iter().chain([("password", password), ("sslmode", mode)]);
+                let given = given.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+                let mut target = Target::of_pairs(given, 0, os_user).map_err(wrong("DB_HOST"))?;
                 target.tls.roots = config.db_ssl_ca.clone();
                 target
             }
         };
-        if let (None, Some(password)) = (target.config.get_password(), &config.pg_password) {
-            target.config.password(password.expose());
+        if let Some(password) = &config.pg_password {
+            let lacking = target.hosts.iter_mut().filter(|host| host.get_password().is_none());
+            lacking.for_each(|host| _ = host.password(password.expose()));
         }
         Ok(target)
     }
@@ -81,7 +79,7 @@ impl Target {
         let text = unwrapped(text);
         let (scheme, url) = text.split_once("://").unwrap_or_default();
         if scheme.is_empty() || scheme.contains('=') {
-            return Target::of_parameters(HashMap::new(), keyword_pairs(text)?, os_user);
+            return Target::of_pairs(keyword_pairs(text)?, 0, os_user);
         }
         if !["postgres", "postgresql"].contains(&scheme) {
             return Err("a URL must start with postgres:// or postgresql://".to_owned());
@@ -95,58 +93,50 @@ impl Target {
         let (hosts, database) = base.split_once('/').unwrap_or((base, ""));
         let credentials = url[..end].strip_suffix('@').unwrap_or_default();
         let (user, password) = credentials.split_once(':').unwrap_or((credentials, ""));
-        let (mut names, mut ports) = (Vec::new(), Vec::new());
-        for host in hosts.split(',') {
+        let hosts = hosts.split(',').map(|host| {
             let bracketed = host.strip_prefix('[').and_then(|host| host.split_once(']'));
             let (name, port) = bracketed.or_else(|| host.split_once(':')).unwrap_or((host, ""));
-            names.push(name);
-            ports.push(port.trim_start_matches(':'));
-        }
+            (name, port.trim_start_matches(':'))
+        });
+        let (names, ports): (Vec<&str>, Vec<&str>) = hosts.unzip();
+        let ports = if ports.iter().all(|port| port.is_empty()) { String::new() } else { ports.join(",") };
+        let (names, base) = (names.join(","), [("user", user), ("password", password), ("dbname", database)]);
+        let base = base.into_iter().chain([("host", &*names), ("port", &*ports)]);
+        let parameters = query.split(['?', '&']).filter(|parameter| !parameter.is_empty());
+        let parameters = parameters
+            .map(|pair| pair.split_once('=').ok_or("each parameter after '?' must read name=value"));
         let decoded = |text: &str| match percent_decode_str(text).decode_utf8() {
             Ok(text) => Ok(text.into_owned()),
             Err(_) => Err("percent-encoded text is not UTF-8"),
         };
-        let ports = if ports.iter().all(|port| port.is_empty()) { String::new() } else { ports.join(",") };
-        let (names, ports) = (names.join(","), ports.as_str());
-        let base =
-            [("user", user), ("password", password), ("host", &names), ("port", ports), ("dbname", database)];
-        let base = base.into_iter().map(|(name, value)| Ok((name.to_owned(), decoded(value)?)));
-        let base = base.collect::<Result<HashMap<_, _>, &str>>()?;
-        let mut parameters = Vec::new();
-        for parameter in query.split(['?', '&']).filter(|parameter| !parameter.is_empty()) {
-            let (name, value) =
-                parameter.split_once('=').ok_or("each parameter after '?' must read name=value")?;
-            parameters.push((decoded(name)?, decoded(value)?));
-        }
-        Target::of_parameters(base, parameters, os_user)
+        let pairs = base.map(Ok).chain(parameters);
+        let pairs = pairs.map(|pair| pair.and_then(|(name, value)| Ok((decoded(name)?, decoded(value)?))));
+        Target::of_pairs(pairs.collect::<Result<_, _>>()?, 5, os_user)
     }
 
-    /// Returns the target of the parts of a URL before its parameters, by their names, and of parameters. Of a repeated
-    /// one the last counts.
-    fn of_parameters(
-        mut given: HashMap<String, String>,
-        parameters: Vec<(String, String)>,
-        os_user: Option<&str>,
-    ) -> Result<Target, String> {
-        let mut warnings = Vec::new();
-        for (at, (name, value)) in parameters.into_iter().enumerate() {
+    /// Returns the target of names and values, of which the first `parts` are not counted as parameters in errors. If a name
+    /// is repeated, the last value counts.
+    fn of_pairs(pairs: Vec<(String, String)>, parts: usize, os_user: Option<&str>) -> Result<Target, String> {
+        let (mut given, mut warnings) = (HashMap::new(), Vec::new());
+        for (at, (name, value)) in pairs.into_iter().enumerate() {
+            let number = (at + 1).saturating_sub(parts);
             if is_in(&name, KNOWN) {
                 given.insert(name, value);
             } else if name == "ssl" && value == "true" {
                 given.insert("sslmode".to_owned(), "require".to_owned());
             } else if name == "ssl" {
                 let words = "sslmode=disable, sslmode=require or sslmode=verify-full";
-                return Err(format!("parameter {} is ssl, which other clients have: write {words}", at + 1));
+                return Err(format!("parameter {number} is ssl, which other clients have: write {words}"));
             } else if is_in(&name, WITHOUT_EFFECT) && !REFUSED_VALUES.contains(&(&*name, &*value)) {
                 warnings.push(format!("{name} has no effect"));
             } else if let Some(problem) = problem(&name) {
-                return Err(format!("parameter {} {problem}", at + 1));
+                return Err(format!("parameter {number} {problem}"));
             } else {
                 // The name is not shown, as it may be a piece of a password.
-                warnings.push(format!("parameter {} is unknown and has no effect", at + 1));
+                warnings.push(format!("parameter {number} is unknown and has no effect"));
             }
         }
-        // These are shown. A `;` that separates parameters elsewhere is a part of the value here.
+        // The log shows these values. A `;` that separates parameters elsewhere is a part of the value here.
         let is_more = |value: &str| ["password=", "pwd=", "://"].iter().any(|text| value.contains(text));
         let mut shown = given.iter().filter(|(name, _)| is_in(name, "host user dbname"));
         if shown.any(|(_, value)| is_more(&value.to_ascii_lowercase())) {
@@ -167,34 +157,33 @@ impl Target {
             let value = given.remove(libpq_name).unwrap_or(default.to_owned());
             given.entry(name.to_owned()).or_insert(value);
         }
-        let config = |given: &HashMap<String, String>| {
-            let mut config = postgres_config(given)?;
+        if !given.contains_key("host") {
+            let host = given.get("hostaddr").map_or(socket_directory(), String::as_str).to_owned();
+            given.insert("host".to_owned(), host);
+        }
+        let user = given.get("user").map(String::as_str).or(os_user).ok_or("it names no user")?.to_owned();
+        given.entry("dbname".to_owned()).or_insert_with(|| user.clone());
+        given.insert("user".to_owned(), user);
+        let count = |name| given.get(name).map_or(1, |all| all.split(',').count());
+        let (hosts, most) = (count("host"), count("port").max(count("hostaddr")));
+        let host = |at| {
+            let mut config = postgres_config(&given, at)?;
             if milliseconds > 0 {
                 config.tcp_user_timeout(Duration::from_millis(milliseconds));
             }
-            let user = config.get_user().or(os_user).ok_or("it names no user")?.to_owned();
-            let database = config.get_dbname().unwrap_or(&user).to_owned();
-            config.user(&user).dbname(&database);
             // TLS is never spoken over Unix sockets.
-            let has_tcp = config.get_hosts().iter().any(|host| matches!(host, Host::Tcp(_)));
-            config.ssl_mode(if has_tcp { mode } else { SslMode::Disable });
-            Ok::<_, String>(config)
-        };
-        let of_host = |at: usize| {
-            let mut given = given.clone();
-            for name in ["host", "hostaddr", "port"] {
-                given.entry(name.to_owned()).and_modify(|all| {
-                    *all = all.split(',').nth(at).unwrap_or(all).to_owned();
-                });
+            let mode = if matches!(config.get_hosts(), [Host::Tcp(_)]) { mode } else { SslMode::Disable };
+            if cfg!(not(feature = "tls")) && mode == SslMode::Require {
+                return Err("TLS is required, and userd was built without it (feature `tls`)".to_owned());
             }
-            config(&given)
+            config.ssl_mode(mode);
+            Ok(config)
         };
-        let all = config(&given)?;
-        if cfg!(not(feature = "tls")) && all.get_ssl_mode() == SslMode::Require {
-            return Err("TLS is required, and userd was built without it (feature `tls`)".to_owned());
+        let hosts = (0..hosts).map(host).collect::<Result<Vec<_>, _>>()?;
+        if most > 1 && most != hosts.len() {
+            return Err("it has different numbers of hosts, addresses and ports".to_owned());
         }
-        let hosts = (0..all.get_hosts().len()).map(of_host).collect::<Result<_, _>>()?;
-        Ok(Target { config: all, hosts, tls, warnings })
+        Ok(Target { hosts, tls, warnings })
     }
 }
 
@@ -234,18 +223,20 @@ fn tls_settings(given: &mut HashMap<String, String>) -> Result<(SslMode, TlsSett
     let default = if is_system { "verify-full" } else { "prefer" };
     let mode = given.remove("sslmode").unwrap_or_else(|| default.to_owned());
     let roots = roots.filter(|_| !is_system);
-    let (mode, verify) = match (&*mode, &roots) {
-        ("disable", _) if !is_system => (SslMode::Disable, Verify::Nothing),
-        // libpq's `allow` tries plain text first: this is never less safe.
-        ("allow" | "prefer", None) if !is_system => (SslMode::Prefer, Verify::Nothing),
-        ("allow" | "prefer", Some(_)) => (SslMode::Prefer, Verify::Chain),
-        ("require", None) if !is_system => (SslMode::Require, Verify::Nothing),
-        ("require" | "verify-ca", Some(_)) => (SslMode::Require, Verify::Chain),
-        // Public authorities sign certificates for anybody.
-        ("verify-ca", None) if !is_system => return Err("sslmode=verify-ca needs sslrootcert".to_owned()),
-        ("verify-full", _) => (SslMode::Require, Verify::ChainAndName),
+    let (mode, verify) = match (&*mode, roots.is_some()) {
         ("no-verify", _) => return Err("sslmode is no-verify: write sslmode=require".to_owned()),
-        _ if is_system => return Err("sslrootcert=system needs sslmode=verify-full".to_owned()),
+        // Public authorities sign certificates for anybody.
+        (other, _) if is_system && other != "verify-full" => {
+            return Err("sslrootcert=system needs sslmode=verify-full".to_owned());
+        }
+        ("disable", _) => (SslMode::Disable, Verify::Nothing),
+        // libpq's `allow` tries plain text first: this is never less safe.
+        ("allow" | "prefer", false) => (SslMode::Prefer, Verify::Nothing),
+        ("allow" | "prefer", true) => (SslMode::Prefer, Verify::Chain),
+        ("require", false) => (SslMode::Require, Verify::Nothing),
+        ("require" | "verify-ca", true) => (SslMode::Require, Verify::Chain),
+        ("verify-ca", false) => return Err("sslmode=verify-ca needs sslrootcert".to_owned()),
+        ("verify-full", _) => (SslMode::Require, Verify::ChainAndName),
         _ => {
             let modes = "disable, allow, prefer, require, verify-ca or verify-full";
             return Err(format!("sslmode is not one of {modes}"));
@@ -259,28 +250,22 @@ fn tls_settings(given: &mut HashMap<String, String>) -> Result<(SslMode, TlsSett
     Ok((mode, TlsSettings { verify, roots: roots.map(Into::into), client }))
 }
 
-/// Has the `postgres` crate parse parameters that it knows.
-fn postgres_config(given: &HashMap<String, String>) -> Result<postgres::Config, String> {
-    let quoted = |value: &str| value.replace('\\', r"\\").replace('\'', r"\'");
-    let pairs: String = given.iter().map(|(name, value)| format!("{name}='{}' ", quoted(value))).collect();
+/// Has the `postgres` crate parse parameters, of which lists have an element for each host.
+fn postgres_config(given: &HashMap<String, String>, at: usize) -> Result<postgres::Config, String> {
+    let pair = |(name, value): (&String, &String)| {
+        let is_list = is_in(name, "host hostaddr port");
+        let value = value.split(',').nth(at).filter(|_| is_list).unwrap_or(value);
+        format!("{name}='{}' ", value.replace('\\', r"\\").replace('\'', r"\'"))
+    };
     // The message of the crate names the parameter, and not its value.
     let line = |error: postgres::Error| error.source().map_or_else(|| error.to_string(), ToString::to_string);
-    let mut config = pairs.parse::<postgres::Config>().map_err(line)?;
-    if config.get_hosts().is_empty() {
-        let addresses = given.get("hostaddr").map_or(socket_directory(), |addresses| addresses);
-        for host in addresses.split(',') {
-            config.host(host);
+    let config = given.iter().map(pair).collect::<String>().parse::<postgres::Config>().map_err(line)?;
+    match config.get_hosts() {
+        [Host::Tcp(name)] if name.is_empty() || name.contains('@') => {
+            Err("a host is empty or holds '@': in a password write it as %40".to_owned())
         }
+        _ => Ok(config),
     }
-    let (hosts, most) = (config.get_hosts(), config.get_ports().len().max(config.get_hostaddrs().len()));
-    if most > 1 && most != hosts.len() {
-        return Err("it has different numbers of hosts, addresses and ports".to_owned());
-    }
-    let is_wrong = |host: &Host| matches!(host, Host::Tcp(name) if name.is_empty() || name.contains('@'));
-    if hosts.iter().any(is_wrong) {
-        return Err("a host is empty or holds '@': in a password write it as %40".to_owned());
-    }
-    Ok(config)
 }
 
 /// Splits `name = value name='quoted value'`, where a backslash takes the next character literally.
@@ -318,23 +303,22 @@ fn socket_directory() -> &'static str {
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let config = &self.config;
-        let database = config.get_dbname().unwrap_or_default();
-        let user = config.get_user().unwrap_or_default();
-        write!(f, "database {database:?} as user {user:?} on ")?;
-        for (at, host) in config.get_hosts().iter().enumerate() {
-            let port = config.get_ports().get(at).or(config.get_ports().first()).unwrap_or(&5432);
-            let name = match host {
+        let (database, user) = (self.hosts[0].get_dbname(), self.hosts[0].get_user());
+        write!(f, "database {:?} as user {:?} on ", database.unwrap_or_default(), user.unwrap_or_default())?;
+        for (at, host) in self.hosts.iter().enumerate() {
+            let port = host.get_ports().first().unwrap_or(&5432);
+            let name = match &host.get_hosts()[0] {
                 Host::Tcp(name) if name.contains(':') => format!("[{name}]"),
                 Host::Tcp(name) => name.clone(),
                 Host::Unix(directory) => directory.display().to_string(),
             };
             write!(f, "{}{}:{port}", if at > 0 { ", " } else { "" }, name.escape_debug())?;
         }
-        f.write_str(match (config.get_ssl_mode(), self.tls.verify) {
-            (SslMode::Disable, _) => ", no TLS",
+        let mut modes = self.hosts.iter().map(postgres::Config::get_ssl_mode);
+        f.write_str(match (modes.find(|mode| *mode != SslMode::Disable), self.tls.verify) {
+            (None, _) => ", no TLS",
             (_, Verify::ChainAndName) => ", TLS verified",
-            (SslMode::Prefer, _) => ", TLS if the server has it",
+            (Some(SslMode::Prefer), _) => ", TLS if the server has it",
             (_, Verify::Chain) => ", TLS verified but for the host name",
             (_, Verify::Nothing) => ", TLS not verified",
         })
@@ -521,7 +505,7 @@ mod tests {
             ("sslmode=require sslnegotiation=direct", SslMode::Require, Verify::Nothing, None),
         ] {
             let target = Target::parse(&format!("host=h {text}"), Some("u")).unwrap();
-            assert_eq!(target.config.get_ssl_mode(), mode, "{text}");
+            assert_eq!(target.hosts[0].get_ssl_mode(), mode, "{text}");
             let tls = TlsSettings { verify, roots: roots.map(Into::into), client: None };
             assert_eq!(target.tls, tls, "{text}");
         }
@@ -552,7 +536,7 @@ mod tests {
         let target = target.unwrap();
         let no_effect = |name: &str| format!("{name} has no effect");
         assert_eq!(target.warnings, ["gssencmode", "ssl_min_protocol_version"].map(no_effect));
-        let config = target.config;
+        let config = &target.hosts[0];
         assert_eq!(config.get_password(), Some(&b"p@ss"[..]));
         assert_eq!(config.get_connect_timeout(), Some(&Duration::from_secs(3)));
         assert_eq!(config.get_application_name(), Some("it's"));
@@ -562,7 +546,7 @@ mod tests {
         assert_eq!(config.get_keepalives_idle(), Duration::from_secs(6));
         assert_eq!(config.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
         assert_eq!(config.get_channel_binding(), ChannelBinding::Require);
-        let config = Target::parse("host=h user=u", None).unwrap().config;
+        let config = &Target::parse("host=h user=u", None).unwrap().hosts[0];
         assert_eq!(config.get_application_name(), Some("userd"));
         assert_eq!(config.get_tcp_user_timeout(), Some(&Duration::from_secs(10)));
         assert_eq!(config.get_keepalives_idle(), Duration::from_secs(5));
@@ -626,8 +610,8 @@ mod tests {
         assert_eq!(shown("h", false, Some("/ca")), line);
         let target = target("h", true, Some("/ca")).unwrap();
         assert_eq!(target.tls.roots.as_deref(), Some(Path::new("/ca")));
-        assert_eq!(target.config.get_ssl_mode(), SslMode::Require);
-        assert_eq!(target.config.get_password(), Some(&b"secret"[..]));
+        assert_eq!(target.hosts[0].get_ssl_mode(), SslMode::Require);
+        assert_eq!(target.hosts[0].get_password(), Some(&b"secret"[..]));
     }
 
     #[test]

@@ -69,7 +69,7 @@ mod verified {
         let trusted = match (settings.verify, &settings.roots) {
             (Verify::Nothing, _) => Vec::new(),
             (_, Some(file)) => certificates(file)?,
-            // From where OpenSSL would look for them.
+            // The files that OpenSSL would read.
             (_, None) => rustls_native_certs::load_native_certs().certs,
         };
         if trusted.is_empty() && settings.verify != Verify::Nothing {
@@ -105,7 +105,7 @@ mod verified {
     struct Verifier {
         verify: Verify,
         trusted: Vec<CertificateDer<'static>>,
-        /// `trusted`, in webpki's form.
+        /// The trusted certificates in the form of webpki.
         roots: RootCertStore,
         algorithms: WebPkiSupportedAlgorithms,
     }

@@ -1,5 +1,5 @@
-//! The users of a database: a file for each kind of statement, which has its statements beside the functions that execute
-//! them; here is the part that they share.
+//! The users of a database. Each kind of statement has a file, with the statements beside the functions that execute them;
+//! this file has the part that they share.
 //!
 //! The statements can be pasted into psql. Operands have the exact types of PostgreSQL's own operators, and sessions
 //! look names up in one schema alone, so that no operator of another role fits better. `limit 1` within a lateral and
@@ -45,7 +45,7 @@ pub trait Change: Sized {
     /// Executes changes. Returns rows with the positions of their changes, from 1.
     fn batch(pool: &Pool, given: &[&Self], deadline: Instant) -> Result<Vec<Row>, Error>;
 
-    /// Returns the outcome that the row of the change tells, if it has one.
+    /// Returns the outcome of the change, by its row if it has one.
     fn judge(&self, users: &Users, row: Option<&Row>) -> Result<Self::Done, Error>;
 
     /// Executes the change alone.
@@ -72,7 +72,7 @@ impl Users {
     /// its deadline. Executes each of them alone after a refusal that may concern only some. If the batch met a lock, each
     /// change has met it: retries are alone.
     pub fn change_many<C: Change>(&self, changes: &[(&C, Instant)]) -> Vec<Result<C::Done, Error>> {
-        /// A request whose time is nearly up is not sent, and does not have the batch wait for a session in vain.
+        /// A change whose time is nearly up is not sent, so that the batch does not wait for a session in vain.
         const MARGIN: Duration = Duration::from_millis(100);
         if let [(one, deadline)] = changes {
             return vec![one.alone(self, *deadline)];
@@ -105,7 +105,7 @@ impl Users {
     }
 }
 
-/// The row of a change that was made; `None` if it is to be made alone.
+/// Returns the row of a change that was made; `None` if the change is to be executed alone.
 fn outcome(row: Option<&Row>) -> Result<Option<&Row>, Error> {
     let row = row.ok_or_else(|| Error::Internal("a change has no outcome".into()))?;
     match row.try_get("outcome")? {
@@ -117,8 +117,8 @@ fn outcome(row: Option<&Row>) -> Result<Option<&Row>, Error> {
     }
 }
 
-/// Returns whether each state of a row will do, else the version and time that it has to have: of the state that was read
-/// before, or of a simple condition. No row has nulls, so that they allow no state.
+/// Returns true if a row may have any state, else the version and time that it has to have: those of the state that was read
+/// before, or of a simple condition. Nulls allow no state, as no row has them.
 fn tag(condition: &Condition, before: Option<&User>) -> (bool, Option<i64>, Option<OffsetDateTime>) {
     let state = before.map(User::revision).or_else(|| condition.only.as_ref()?.first().copied());
     let is_any = before.is_none() && condition.only.is_none();

@@ -2,7 +2,7 @@
 //! template, which is migrated once.
 
 use crate::config::{Config, Database};
-use crate::db::{blocking::outside_of_runtimes, explain, migrate::Migrations};
+use crate::db::{blocking::outside_of_runtimes, connect::Servers, explain, migrate::Migrations};
 use crate::error::StartError;
 use crate::private_postgres::{Shared, connection_string};
 use parking_lot::Mutex;
@@ -72,9 +72,9 @@ impl ScratchDatabase {
             created = share.create(&template);
             if has_code(&created, &SqlState::UNDEFINED_DATABASE) {
                 let (name, url) = share.create("template1").map_err(failed)?;
-                const LONGEST: std::time::Duration = std::time::Duration::from_secs(10);
-                let connect = || Client::connect(&url, NoTls).map_err(failed);
-                migrations.apply(connect()?, connect()?, LONGEST).map_err(StartError::Cluster)?;
+                let config = Config { database: Database::Url(url.as_str().into()), ..small() };
+                let servers = Servers::new(&config)?;
+                migrations.bring_up(&servers, true)?;
                 fill(&url)?;
                 keep_as_template(&mut session, &name, &template).map_err(failed)?;
                 created = share.create(&template);
@@ -120,9 +120,10 @@ impl Drop for ScratchDatabase {
     }
 }
 
-/// Returns the settings of a service in a test: tests run many services and ask each of them little.
+/// Returns the settings of a service in a test: tests run many services and ask each of them little. No pooler is before
+/// the private cluster.
 pub fn small() -> Config {
-    Config { db_pool_size: 2, workers: 2, ..Config::default() }
+    Config { db_pool_size: 2, workers: 2, find_pooler: false, ..Config::default() }
 }
 
 /// The share of a process in the cluster: the session that owns its databases.

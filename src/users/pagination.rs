@@ -22,7 +22,7 @@ pub enum ListRequest {
         /// The page.
         page: PageRequest,
     },
-    /// The users whose addresses begin so, in whatever case, in the order of addresses.
+    /// The users whose addresses begin with a text, in whatever case, in the order of addresses.
     Prefix {
         /// The beginning.
         prefix: String,

@@ -44,7 +44,7 @@ pub struct User<T = String> {
     /// Time of the last change of the record or its password.
     #[serde(serialize_with = "timestamp::serialize")]
     pub updated_at: OffsetDateTime,
-    /// Moves with every change, the password's included.
+    /// A number that every change draws anew, also that of the password.
     #[serde(skip)]
     pub version: i64,
     /// Credential of the user. No read or list fetches it.
@@ -145,8 +145,8 @@ impl UserChanges {
     }
 }
 
-/// The text of a fillable field, `None` where a password is removed. The error: the keyword of the rule that it
-/// violates, and what it must be.
+/// Returns the text of a fillable field; `None` if it removes the password. The error: the keyword of the rule that the
+/// value violates, and what it must be.
 fn text(key: &str, value: Value, is_stored: bool) -> Result<Option<String>, (&'static str, String)> {
     let (least, most) = match key {
         "name" => (0, NAME_MAX),
@@ -160,7 +160,7 @@ fn text(key: &str, value: Value, is_stored: bool) -> Result<Option<String>, (&'s
     };
     match text.chars().count() {
         _ if text.contains('\0') => Err(("pattern", HAS_NUL.to_owned())),
-        // A line break would become one of a mail's header.
+        // A line break in an address would end a header field of a mail.
         _ if key == "email" && !is_stored && text.contains(char::is_control) => {
             Err(("pattern", "must not contain control characters".to_owned()))
         }

@@ -340,8 +340,12 @@ fn names_of_another_program_are_told_before_a_start_meets_them() {
         ),
         ("create table refinery_schema_history (id text)", "a table `refinery_schema_history`"),
         (
-            "create table refinery_schema_history (version text, checksum text); \
-          insert into refinery_schema_history values ('one', '1')",
+            "create table refinery_schema_history (version int4, checksum text)",
+            "a table `refinery_schema_history`",
+        ),
+        (
+            "create table refinery_schema_history (version text, name text, applied_on text, checksum text); \
+             insert into refinery_schema_history values ('one', '', '', '1')",
             "a table `refinery_schema_history`",
         ),
     ] {

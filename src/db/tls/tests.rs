@@ -34,7 +34,7 @@ fn connect(target: &Target) -> String {
         Err(error) => return format!("connector: {error}"),
     };
     // The type that the service uses, for every mode.
-    let manager = r2d2_postgres::PostgresConnectionManager::new(target.config.clone(), connector);
+    let manager = r2d2_postgres::PostgresConnectionManager::new(target.hosts[0].clone(), connector);
     match r2d2::ManageConnection::connect(&manager) {
         Ok(mut client) => {
             let sql = "select ssl, repeat('x', 100000) from pg_stat_ssl \

@@ -49,7 +49,7 @@ pub struct Create {
 pub struct Created {
     /// The user as it was stored.
     pub user: User,
-    /// The fingerprint of the earlier create; the bodies are still to be compared.
+    /// The fingerprint of the earlier create, if that has stored the user: the bodies are still to be compared.
     pub earlier: Option<Fingerprint>,
     /// The hash of the password of the earlier create.
     pub password_hash: Option<PasswordHash>,

@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::users::pagination::{Listed, PageRequest};
 use postgres::types::Type;
 
-/// $1: the positions of the pages' first rows, from 0. $2: the most rows. $3: if positions count from the last user. The
+/// $1: the positions of the pages' first rows, from 0. $2: the most rows. $3: true if positions count from the last user. The
 /// first row of a page is looked up from the nearer end of its block. An empty page is one row of nulls with
 /// the total. See `V2__user_counts.sql`.
 const PAGES: &str = "
@@ -84,7 +84,7 @@ impl Users {
         let mut lists: Vec<Listed> = (0..count).map(|_| Listed::default()).collect();
         let rows = if count == 0 { Vec::new() } else { self.pool.execute(sql, asked, None)? };
         for row in rows {
-            // The statement has counted the positions.
+            // The statement counts positions from 1.
             let list = &mut lists[row.try_get::<_, i64>("position")? as usize - 1];
             list.total = row.try_get("total")?;
             // The one row of an empty page holds the total alone.

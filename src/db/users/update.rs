@@ -9,7 +9,7 @@ use crate::users::user::{User, UserChanges};
 use postgres::{Row, types::Type};
 use std::time::Instant;
 
-/// Answers no row if nothing is changed.
+/// Returns no row if nothing is changed.
 const UPDATE: &str = "
     update users
     set name = coalesce($5, name), email = coalesce($6, email),
@@ -89,7 +89,7 @@ pub struct Update {
     pub id: i64,
     /// The fields of the body; in a batch without a password.
     pub changes: UserChanges,
-    /// The states in which it may be changed; in a batch, [simple](Condition::is_simple).
+    /// The states in which the user may be changed; in a batch, [simple](Condition::is_simple).
     pub condition: Condition,
     /// The hash of the new password, once it is made.
     pub hash: Option<PasswordHash>,
@@ -112,7 +112,7 @@ impl Users {
 }
 
 impl Change for Update {
-    /// `None` if the change is to be made alone.
+    /// `None` if the change is to be executed alone.
     type Done = Option<User>;
 
     fn batch(pool: &Pool, given: &[&Self], deadline: Instant) -> Result<Vec<Row>, Error> {

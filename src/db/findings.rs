@@ -1,0 +1,134 @@
+//! Findings about a database: what makes a service unsafe or fails its requests, each with the statement that mends it and
+//! harms nobody. A start warns of them, and `userd check` prints them: both ask here.
+
+use super::connect::{LENT, Servers};
+use super::session::Param;
+use super::settings;
+use postgres::{Client, Error, types::Type};
+
+/// Meaning of a finding for a start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display)]
+#[strum(serialize_all = "lowercase")]
+pub enum Weight {
+    /// Correct.
+    #[strum(serialize = "ok")]
+    Fine,
+    /// Worth knowing.
+    Note,
+    /// The service would not start, or would fail requests.
+    Problem,
+}
+
+/// A line about a database.
+#[derive(Debug)]
+pub struct Finding {
+    /// Its meaning for a start.
+    pub weight: Weight,
+    /// Its subject in a word.
+    pub subject: &'static str,
+    /// The line, with the remedy for a problem.
+    pub line: String,
+}
+
+/// Schemas in which names are looked up and in which roles beside the owner of the tables may create, with the statement
+/// that ends that.
+const OPEN_SCHEMAS: &str = "\
+    select format('other roles may create tables and functions in the schema %1$s: \
+            revoke create on schema %1$I from %2$s', nspname, \
+        case when grantee = oid '0' then 'public' \
+            else quote_ident(pg_get_userbyid(grantee)::text) end) \
+    from pg_namespace, aclexplode(nspacl) \
+    where nspname = any (current_schemas(false)) \
+        and privilege_type = 'CREATE' and grantee <> nspowner \
+        and grantee <> coalesce( \
+            (select relowner from pg_class where oid = to_regclass('users')::oid), \
+            (select oid from pg_roles where rolname = current_user)) \
+    order by 1";
+
+/// Obstacles that keep the role from making tables, with the statement that ends each.
+pub(super) const BLOCKED: &str = "\
+    select case when pg_is_in_recovery() then 'it is a standby: DATABASE_URL has to name the primary' else \
+        format('it takes no changes: `begin read write; alter role %I in database %I \
+            set default_transaction_read_only = off; commit`', current_user, current_database()) end \
+    where current_setting('transaction_read_only') = 'on' \
+    union all \
+    select format('the role may not create tables in its schema: `grant create on schema %1$I to %2$I`', \
+        current_schema(), current_user) \
+    where not has_schema_privilege(current_schema()::text, 'CREATE') \
+    union all \
+    (select format('the role may not create tables in its schema, as its search_path has none (3F000): ' || \
+        case when nspname is null then '`create schema %I authorization %I`' \
+            when exists (select from pg_class where relnamespace = n.oid and relname = 'refinery_schema_history') \
+            then '`grant usage on schema %I to %I`' else '`grant usage, create on schema %I to %I`' end, name, current_user) \
+    from regexp_matches(current_setting('search_path'), '\"((?:[^\"]|\"\")+)\"|([^\",\\s]+)', 'g') with ordinality as path (parts, position), \
+        lateral (select coalesce(nullif(coalesce(replace(parts[1], '\"\"', '\"'), lower(parts[2])), '$user'), current_user::text) as name) as named \
+        left join pg_namespace n on nspname::text = name \
+    where current_schema() is null order by nspname is null, position limit 1) \
+    union all \
+    select format('the role may not create tables, as its search_path is empty (3F000): \
+        `alter role %I in database %I set search_path = \"$user\", public`', current_user, current_database()) \
+    where current_setting('search_path') in ('', '\"\"')";
+
+/// Columns and rules of another program that fail creates, with the ways out. A rule that another program needs stays if
+/// userd goes into another schema.
+const ADDED: &str = "\
+    with ours as ( \
+        select oid, relname, format('%I.%I', current_schema(), relname) as qualified \
+        from unnest(array['users', 'credentials', 'idempotency_keys', 'user_counts']) name \
+            join pg_class on oid = to_regclass(name)::oid \
+    ) \
+    select format('creates get 500, as another program''s column %1$I of %2$s has no default: \
+        `alter table %2$s alter %1$I drop not null`, or give userd a schema of its own', attname, qualified) \
+    from ours join pg_attribute on attrelid = oid \
+    where attnum > 0 and not attisdropped and attnotnull and not atthasdef and attidentity::text = '' \
+        and attname::text <> all (array['id', 'name', 'email', 'created_at', 'updated_at', 'version', 'user_id', \
+            'password_hash', 'key', 'fingerprint', 'kept_since', 'block', 'n']) \
+    union all \
+    select format('changes get 500, as another program''s rule %1$I on %2$s rewrites them: \
+        `drop rule %1$I on %2$s`, or give userd a schema of its own', rulename, qualified) \
+    from ours join pg_rewrite on ev_class = ours.oid";
+
+/// Tables of which the role does not see all rows. $1: names of tables.
+pub(super) const ROW_SECURITY: &str = "\
+    select format('row-level security hides rows of %s from the role, and totals are those of all rows: `%s`', name, \
+        case when pg_has_role(relowner, 'USAGE') \
+            then format('alter table %I.%I no force row level security', current_schema(), name) \
+            else format('alter role %I bypassrls', current_user) end) \
+    from unnest($1::text[]) name join pg_class on oid = to_regclass(name)::oid \
+    where row_security_active(oid)";
+
+const TABLES: [&str; 5] =
+    ["users", "credentials", "idempotency_keys", "user_counts", "refinery_schema_history"];
+
+/// Returns the findings that a start warns of. `are_ours`: the tables, if there are some, are userd's. Rows, columns and
+/// rules of other programs' tables are not looked at.
+pub(super) fn hazards(servers: &Servers, client: &mut Client, are_ours: bool) -> Result<Vec<Finding>, Error> {
+    let mut findings = Vec::new();
+    add(&mut findings, Weight::Note, "database", servers.found_pooler().then_some(LENT));
+    if !servers.prepared() {
+        let lacking = settings::lacking(client, servers.statement_timeout())?;
+        add(&mut findings, Weight::Problem, "settings", lacking);
+    }
+    add(&mut findings, Weight::Problem, "schema", lines(client, OPEN_SCHEMAS, &[])?);
+    if are_ours {
+        let hidden = lines(client, ROW_SECURITY, &[(&&TABLES[..], Type::TEXT_ARRAY)])?;
+        add(&mut findings, Weight::Problem, "tables", hidden);
+        add(&mut findings, Weight::Problem, "tables", lines(client, ADDED, &[])?);
+    }
+    Ok(findings)
+}
+
+/// Adds a finding for each line.
+pub(super) fn add(
+    findings: &mut Vec<Finding>,
+    weight: Weight,
+    subject: &'static str,
+    lines: impl IntoIterator<Item = impl Into<String>>,
+) {
+    findings.extend(lines.into_iter().map(|line| Finding { weight, subject, line: line.into() }));
+}
+
+/// Returns the rows of a statement, each of which is a line.
+pub(super) fn lines(client: &mut Client, sql: &str, params: &[Param]) -> Result<Vec<String>, Error> {
+    Ok(client.query_typed(sql, params)?.iter().map(|row| row.get(0)).collect())
+}
