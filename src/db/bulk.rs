@@ -3,9 +3,9 @@
 
 use super::users::user;
 use crate::users::{password::PasswordHash, user::User};
-use postgres::{
-    Client, Error, IsolationLevel, Row, Transaction, binary_copy::BinaryCopyInWriter, types::Type,
-};
+use postgres::binary_copy::BinaryCopyInWriter;
+use postgres::types::Type;
+use postgres::{Client, Error, IsolationLevel, Row, Transaction};
 use std::{sync::mpsc, thread};
 use time::OffsetDateTime;
 
@@ -31,7 +31,7 @@ const STORE: &str = "
     insert into users (created_at, updated_at, name, email)
     select coalesce(created_at, now()), coalesce(updated_at, now()), name, email from userd_import";
 
-/// Gives a user without an id the next one.
+/// A user without an id gets the next one.
 const STORE_WITH_IDS: &str = "
     insert into users (id, created_at, updated_at, name, email) overriding system value
     select coalesce(id, nextval(pg_get_serial_sequence('users', 'id'))), coalesce(created_at, now()),
@@ -176,65 +176,53 @@ pub struct Taken {
     pub is_id: bool,
 }
 
-/// The transaction of one import. If the session ends before [`Staging::commit`], nothing of it is left.
-pub struct Staging<'a> {
-    transaction: Transaction<'a>,
-    keep_ids: bool,
+/// Begins the transaction of an import, of which nothing is left if the session ends before its commit.
+pub fn begin_import(client: &mut Client) -> Result<Transaction<'_>, Error> {
+    let mut transaction = begin(client, false)?;
+    transaction.batch_execute(STAGE)?;
+    Ok(transaction)
 }
 
-impl<'a> Staging<'a> {
-    /// Begins the transaction. `keep_ids`: users get the ids of their lines.
-    pub fn begin(client: &'a mut Client, keep_ids: bool) -> Result<Staging<'a>, Error> {
-        let mut transaction = begin(client, false)?;
-        transaction.batch_execute(STAGE)?;
-        Ok(Staging { transaction, keep_ids })
-    }
+/// Stages the users that `fill` passes on. Returns their number.
+pub fn stage<E: From<Error>>(
+    import: &mut Transaction,
+    fill: impl FnOnce(&mut dyn FnMut(&StagedUser) -> Result<(), Error>) -> Result<(), E>,
+) -> Result<u64, E> {
+    let [number, text, time] = [Type::INT8, Type::TEXT, Type::TIMESTAMPTZ];
+    let columns = [number.clone(), number, text.clone(), time.clone(), time, text.clone(), text];
+    let mut copy = BinaryCopyInWriter::new(import.copy_in(STAGE_ROWS)?, &columns);
+    fill(&mut |StagedUser { line, id, hash, created_at, updated_at, name, email }| {
+        let hash = hash.as_ref().map(PasswordHash::as_phc);
+        copy.write(&[line, id, &hash, created_at, updated_at, name, email])
+    })?;
+    let users = copy.finish()?;
+    // The server collects no statistics of a temporary table by itself.
+    import.batch_execute("analyze userd_import")?;
+    Ok(users)
+}
 
-    /// Stages the users that `fill` passes on. Returns their number.
-    pub fn stage<E: From<Error>>(
-        &mut self,
-        fill: impl FnOnce(&mut dyn FnMut(&StagedUser) -> Result<(), Error>) -> Result<(), E>,
-    ) -> Result<u64, E> {
-        let [number, text, time] = [Type::INT8, Type::TEXT, Type::TIMESTAMPTZ];
-        let columns = [number.clone(), number, text.clone(), time.clone(), time, text.clone(), text];
-        let mut copy = BinaryCopyInWriter::new(self.transaction.copy_in(STAGE_ROWS)?, &columns);
-        fill(&mut |StagedUser { line, id, hash, created_at, updated_at, name, email }| {
-            let hash = hash.as_ref().map(PasswordHash::as_phc);
-            copy.write(&[line, id, &hash, created_at, updated_at, name, email])
-        })?;
-        let users = copy.finish()?;
-        // The server collects no statistics of a temporary table by itself.
-        self.transaction.batch_execute("analyze userd_import")?;
-        Ok(users)
-    }
+/// Removes the staged users whose address is stored already. Returns their number.
+pub fn skip_existing(import: &mut Transaction) -> Result<u64, Error> {
+    import.execute(SKIP_EXISTING, &[])
+}
 
-    /// Removes the staged users whose address is stored already. Returns their number.
-    pub fn skip_existing(&mut self) -> Result<u64, Error> {
-        self.transaction.execute(SKIP_EXISTING, &[])
-    }
+/// Removes the staged lines whose address or id is taken. Returns at most `limit` of them, and their number.
+pub fn remove_taken(import: &mut Transaction, limit: i64) -> Result<(Vec<Taken>, u64), Error> {
+    let rows = import.query_typed(REMOVE_TAKEN, &[(&limit, Type::INT8)])?;
+    let count = rows.first().map_or(0, |row| row.get::<_, i64>(3).unsigned_abs());
+    let taken = |row: &Row| Taken { line: row.get(0), earlier: row.get(1), is_id: row.get(2) };
+    Ok((rows.iter().map(taken).collect(), count))
+}
 
-    /// Removes the staged lines whose address or id is taken. Returns at most `limit` of them, and their number.
-    pub fn remove_taken(&mut self, limit: i64) -> Result<(Vec<Taken>, u64), Error> {
-        let rows = self.transaction.query_typed(REMOVE_TAKEN, &[(&limit, Type::INT8)])?;
-        let count = rows.first().map_or(0, |row| row.get::<_, i64>(3).unsigned_abs());
-        let taken = |row: &Row| Taken { line: row.get(0), earlier: row.get(1), is_id: row.get(2) };
-        Ok((rows.iter().map(taken).collect(), count))
+/// Stores the staged users, with the ids of their lines if `keep_ids` is set, and their hashes. Returns the number of users
+/// that were stored.
+pub fn store(import: &mut Transaction, keep_ids: bool) -> Result<u64, Error> {
+    if keep_ids {
+        // The sequence moves before the users are stored, so that no other session draws one of their ids. A rollback does
+        // not undo it.
+        import.query_typed(RESERVE_IDS, &[])?;
     }
-
-    /// Stores the staged users and their hashes. Returns the number of users that were stored.
-    pub fn store(&mut self) -> Result<u64, Error> {
-        if self.keep_ids {
-            // The sequence moves before the users are stored, so that no other session draws one of their ids. A rollback does
-            // not undo it.
-            self.transaction.query_typed(RESERVE_IDS, &[])?;
-        }
-        let users = self.transaction.execute(if self.keep_ids { STORE_WITH_IDS } else { STORE }, &[])?;
-        self.transaction.execute(STORE_HASHES, &[])?;
-        Ok(users)
-    }
-
-    /// Makes the stored users permanent.
-    pub fn commit(self) -> Result<(), Error> {
-        self.transaction.commit()
-    }
+    let users = import.execute(if keep_ids { STORE_WITH_IDS } else { STORE }, &[])?;
+    import.execute(STORE_HASHES, &[])?;
+    Ok(users)
 }

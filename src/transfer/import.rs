@@ -9,7 +9,7 @@ use super::{
 use crate::{
     config::Config,
     db::{
-        bulk::{Staging, Taken},
+        bulk::{self, Taken},
         explain,
         migrate::connect_migrated,
     },
@@ -107,11 +107,11 @@ pub fn import(
     on_progress: &mut dyn FnMut(Progress),
 ) -> Result<Imported, TransferError> {
     let mut client = connect_migrated(config)?;
-    let mut staging = Staging::begin(&mut client, import.keep_ids)?;
+    let mut transaction = bulk::begin_import(&mut client)?;
     let rules = Rules::new(config, import);
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let (mut imported, mut records) = (Imported::default(), 0);
-    let staged = staging.stage(|stage| {
+    let staged = bulk::stage(&mut transaction, |stage| {
         let mut batch = Vec::new();
         let mut check = |batch: Vec<Record>| {
             records += batch.len() as u64;
@@ -145,9 +145,9 @@ pub fn import(
         }
     })?;
     if import.skip_existing {
-        imported.existing = staging.skip_existing()?;
+        imported.existing = bulk::skip_existing(&mut transaction)?;
     }
-    let (first, taken) = staging.remove_taken(Imported::MOST as i64)?;
+    let (first, taken) = bulk::remove_taken(&mut transaction, Imported::MOST as i64)?;
     imported.refused += taken - first.len() as u64;
     for Taken { line, earlier, is_id } in first {
         let field = if is_id { "/id" } else { "/email" };
@@ -160,9 +160,9 @@ pub fn import(
         return Ok(imported);
     }
     // A trigger may leave users out.
-    imported.users = staging.store()?;
+    imported.users = bulk::store(&mut transaction, import.keep_ids)?;
     on_progress(Progress::Committing);
-    staging.commit().map_err(|error| TransferError::Uncertain(explain(&error)))?;
+    transaction.commit().map_err(|error| TransferError::Uncertain(explain(&error)))?;
     Ok(imported)
 }
 
