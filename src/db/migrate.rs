@@ -35,6 +35,9 @@ const TAKEN: &str = "\
 
 const HISTORY: &str = "refinery_schema_history";
 
+/// The numbers and checksums of migrations.
+type Keys = BTreeSet<(i64, String)>;
+
 /// The migrations that a database needs.
 pub struct Migrations(Vec<Migration>);
 
@@ -54,8 +57,7 @@ impl Migrations {
         Ok(Migrations(each))
     }
 
-    /// Returns numbers and checksums.
-    fn keys(&self) -> BTreeSet<(i64, String)> {
+    fn keys(&self) -> Keys {
         self.0.iter().map(key).collect()
     }
 
@@ -195,21 +197,16 @@ pub fn connect_migrated(config: &crate::Config) -> Result<Client, StartError> {
 
 /// Tells whether a release with our migrations can use a database. The last migration says so itself, in a comment on
 /// the history table: "migration 4 is compatible with migration 3".
-fn judge(
-    applied: &BTreeSet<(i64, String)>,
-    ours: &BTreeSet<(i64, String)>,
-    mark: Option<&str>,
-) -> Result<bool, String> {
-    let newest = |of: &BTreeSet<(i64, String)>| of.last().map_or(0, |(version, _)| *version);
+fn judge(applied: &Keys, ours: &Keys, mark: Option<&str>) -> Result<bool, String> {
+    let newest = |keys: &Keys| keys.last().map_or(0, |(version, _)| *version);
     let (found, known) = (newest(applied), newest(ours));
     // Applying them fails with a line of refinery's that says which one is missing or differs.
     if !ours.is_subset(applied) || applied.difference(ours).any(|(version, _)| *version <= known) {
         return Ok(false);
     }
-    let oldest =
-        mark.and_then(|mark| mark.strip_prefix(&format!("migration {found} is compatible with migration ")));
-    if found == known || oldest.is_some_and(|oldest| oldest.parse().is_ok_and(|oldest: i64| oldest <= known))
-    {
+    let words = format!("migration {found} is compatible with migration ");
+    let oldest: Option<i64> = mark.and_then(|mark| mark.strip_prefix(&words)?.parse().ok());
+    if found == known || oldest.is_some_and(|oldest| oldest <= known) {
         return Ok(true);
     }
     Err(format!(
@@ -234,13 +231,12 @@ fn names_in(sql: &str) -> impl Iterator<Item = &str> {
 /// Looks for these names in the schema. An error if something of another program has one.
 fn refuse_names_of_another_program(client: &mut Client, names: &[&str]) -> Result<(), Box<dyn Error>> {
     let taken = lines(client, TAKEN, &[(&names, Type::TEXT_ARRAY)])?;
-    taken.first().map_or(Ok(()), |thing| {
-        Err(format!(
-            "{thing} of another program, which is left as it is: give userd a schema of its own (docs/operations.md, \
-             \"What if the database has users already?\")"
-        ))
-    })?;
-    Ok(())
+    let Some(thing) = taken.first() else { return Ok(()) };
+    Err(format!(
+        "{thing} of another program, which is left as it is: give userd a schema of its own (docs/operations.md, \
+         \"What if the database has users already?\")"
+    )
+    .into())
 }
 
 /// Writes the hazards to the log. Settings that the role lacks are in the line of the pooler. A start goes on if the

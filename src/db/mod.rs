@@ -10,8 +10,8 @@ pub mod check;
 pub mod connect;
 #[cfg(any(test, feature = "command"))]
 pub mod counts;
+#[cfg_attr(not(feature = "command"), expect(dead_code, reason = "only a check tells weights"))]
 mod findings;
-mod keys;
 pub mod migrate;
 mod pool;
 pub mod probe;

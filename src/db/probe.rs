@@ -7,7 +7,6 @@
 
 use super::connect::{ConnectError, Servers};
 use super::explain;
-use super::keys::{REMOVE_EXPIRED, REMOVED_AT_ONCE};
 use super::migrate::Migrations;
 use super::session::Session;
 use super::sqlstate::{is_full, is_missing};
@@ -25,6 +24,16 @@ const CLEANING: Duration = Duration::from_secs(60);
 
 /// A database that has not answered for this time is silent: it has failed three probes.
 const SILENCE: Duration = Duration::from_millis(2500);
+
+/// Removes keys that have expired, but no row that another session is removing.
+const REMOVE_EXPIRED: &str = "
+    delete from idempotency_keys where key = any (array(
+        select key from idempotency_keys where kept_since <= now() - interval '24 hours'
+        order by kept_since limit 1000 for update skip locked))
+    returning key";
+
+/// The most rows that [`REMOVE_EXPIRED`] removes.
+const REMOVED_AT_ONCE: usize = 1000;
 
 const OTHER_SCHEMA: &str = "the database's schema is not the one expected";
 
