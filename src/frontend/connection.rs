@@ -48,8 +48,8 @@ pub struct Context {
     /// Bytes that were read go here first, so that a connection needs a buffer only for what is incomplete.
     pub scratch: Box<[u8]>,
     pub resources: Resources,
-    /// The server stops: idle connections are closed.
-    pub stopping: bool,
+    /// The deadline of a stop, once one has begun: idle connections are closed.
+    pub stop_at: Option<Instant>,
     /// The connection has just completed a request, which waits for a worker.
     pub has_passed: bool,
 }
@@ -214,7 +214,7 @@ impl Connection {
             return None;
         }
         if !self.readable {
-            let is_over = context.stopping && matches!(self.state, State::Idle { .. });
+            let is_over = context.stop_at.is_some() && matches!(self.state, State::Idle { .. });
             return Some(if is_over { Action::Close } else { Action::Wait });
         }
         let mut scratch = mem::take(&mut context.scratch);
@@ -307,7 +307,7 @@ impl Connection {
         self.state = State::Working { since: context.now, request, input };
         match answer {
             // The event loop calls this connection again in any case.
-            Some(answer) => drop(self.answer(answer, None, context.stopping)),
+            Some(answer) => drop(self.answer(answer, None, context.stop_at.is_some())),
             None => context.has_passed = true,
         }
     }

@@ -53,8 +53,6 @@ pub struct EventLoop {
     /// When the listener is to be asked for clients; `None` until it reports some.
     accept_at: Option<Instant>,
     sweep_at: Option<Instant>,
-    /// The deadline of a stop, once one has begun.
-    stop_at: Option<Instant>,
     /// Wakes the loop. It stays set while requests come: a wait with a time-out of its own would set one timer each.
     timer: TimerFd,
     /// When the timer rings, if it is set.
@@ -65,13 +63,12 @@ impl EventLoop {
     /// Registers the listener and the stream to tiny_http, and creates the slots of their clients.
     pub fn new(
         listener: Listener,
-        limits: Limits,
+        limits: Arc<Limits>,
         resources: Resources,
         private: UnixStream,
     ) -> io::Result<EventLoop> {
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), WAKER)?;
-        let limits = Arc::new(limits);
         let slots = Arc::new(Slots::new(limits.clone(), resources.budget.clone(), waker));
         // A write waits for tiny_http's thread alone, which waits for nothing: each slot is in one ticket at most.
         private.set_nonblocking(false)?;
@@ -86,7 +83,7 @@ impl EventLoop {
             poll,
             scratch: scratch(),
             resources,
-            stopping: false,
+            stop_at: None,
             has_passed: false,
         };
         Ok(EventLoop {
@@ -101,7 +98,6 @@ impl EventLoop {
             requeued: Vec::new(),
             accept_at: None,
             sweep_at: None,
-            stop_at: None,
             timer,
             rings_at: None,
         })
@@ -175,7 +171,7 @@ impl EventLoop {
         if !self.requeued.is_empty() {
             return Ok(Some(Duration::ZERO));
         }
-        let times = [self.accept_at, self.sweep_at, self.stop_at];
+        let times = [self.accept_at, self.sweep_at, self.context.stop_at];
         let first = times.into_iter().flatten().min();
         let Some(first) = first.filter(|first| self.rings_at.is_none_or(|at| *first < at)) else {
             return Ok(None);
@@ -246,7 +242,7 @@ impl EventLoop {
         if !self.slots.stopping.load(Ordering::SeqCst) {
             return false;
         }
-        if self.stop_at.is_none() {
+        if self.context.stop_at.is_none() {
             // Clients whose connection was complete before this moment are let in.
             for _ in 0..LAST_ACCEPTS {
                 self.accept();
@@ -256,8 +252,7 @@ impl EventLoop {
             }
             self.listener = None;
             self.accept_at = None;
-            self.context.stopping = true;
-            self.stop_at = Some(Instant::now() + self.context.limits.stop_timeout);
+            self.context.stop_at = Some(Instant::now() + self.context.limits.stop_timeout);
             for index in self.slots.each(|index, _| Some(index)) {
                 self.call(index, |connection, context| {
                     connection.readable = true;
@@ -266,7 +261,7 @@ impl EventLoop {
             }
             self.sweep_at = Some(now + SWEEP_PAUSE);
         }
-        self.is_empty() || self.stop_at.is_some_and(|at| at <= now)
+        self.is_empty() || self.context.stop_at.is_some_and(|at| at <= now)
     }
 
     /// Ends requests, answers and connections whose deadline has passed.

@@ -66,7 +66,7 @@ impl Frontend {
         private: UnixStream,
         on_broken: impl FnOnce() + Send + 'static,
     ) -> io::Result<(Frontend, Arc<Slots>)> {
-        let mut event_loop = EventLoop::new(listener, limits, resources, private)?;
+        let mut event_loop = EventLoop::new(listener, Arc::new(limits), resources, private)?;
         let slots = event_loop.slots.clone();
         let weak = Arc::downgrade(&slots);
         slots.budget.on_shortage(move || weak.upgrade().iter().for_each(|slots| slots.report_shortage()));

@@ -213,7 +213,8 @@ mod tests {
                 metrics: Arc::new(Metrics::new(&[])),
             };
             let (private, _other_end) = UnixStream::pair().unwrap();
-            let mut frontend = EventLoop::new(listener, Limits::default(), resources, private).unwrap();
+            let mut frontend =
+                EventLoop::new(listener, Limits::default().into(), resources, private).unwrap();
             frontend.accept();
             let body = [b'x'; 10_000];
             client.write_all(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10000\r\n\r\n").unwrap();
