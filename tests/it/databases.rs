@@ -215,17 +215,18 @@ fn a_password_is_read_again_for_each_session() {
             symlink(version, &next).unwrap();
             fs::rename(next, dir.path().join("..data")).unwrap();
         };
-        let content = |password: &str| match as_url {
-            true => format!("postgres://app:{password}@/postgres?host={socket_dir}\n"),
-            false => format!("{password}\n"),
+        let content = |password: &str| {
+            let url = format!("postgres://app:{password}@/postgres?host={socket_dir}\n");
+            if as_url { url } else { format!("{password}\n") }
         };
         put("v1", &content("first"));
         symlink("..data/secret", dir.path().join("secret")).unwrap();
         let file = dir.path().join("secret").display().to_string();
         let parts = [("DB_HOST", &*socket_dir), ("DB_USER", "app"), ("DB_NAME", "postgres")];
-        let variables = match as_url {
-            true => vec![("DATABASE_URL_FILE", &*file)],
-            false => [&parts[..], &[("DB_PASS_FILE", &*file)]].concat(),
+        let variables = if as_url {
+            vec![("DATABASE_URL_FILE", &*file)]
+        } else {
+            [&parts[..], &[("DB_PASS_FILE", &*file)]].concat()
         };
         let ours = [("HOST", "127.0.0.1"), ("DB_ACQUIRE_TIMEOUT", "0.5"), ("DB_POOL_SIZE", "2")];
         let mut process = Process::start(&[], &[&ours, &variables[..]].concat());

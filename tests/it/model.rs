@@ -202,10 +202,7 @@ impl<'a> Subject<'a> {
                 self.verified.insert(id, verified);
             }
         }
-        match hashes.is_empty() {
-            true => Ok(state),
-            false => Err(format!("credentials without a user{story}")),
-        }
+        if hashes.is_empty() { Ok(state) } else { Err(format!("credentials without a user{story}")) }
     }
 }
 

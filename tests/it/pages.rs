@@ -374,14 +374,13 @@ fn nobody_needs_more_rights_than_those_on_users_nor_gets_at_the_counts() {
     for role in [&writer, &unprivileged] {
         for function in &functions {
             let (call, is_trigger): (String, bool) = (function.get(0), function.get(1));
-            let attempt = match is_trigger {
-                false => format!("set local role {role}; select {call}"),
-                true => format!(
-                    "set local role {role}; create temp table changed_ids (id bigint); \
-                     create trigger t after insert on changed_ids \
-                     referencing new table as changed for each statement execute function {call}"
-                ),
-            };
+            let select = format!("set local role {role}; select {call}");
+            let trigger = format!(
+                "set local role {role}; create temp table changed_ids (id bigint); \
+                 create trigger t after insert on changed_ids \
+                 referencing new table as changed for each statement execute function {call}"
+            );
+            let attempt = if is_trigger { trigger } else { select };
             let mut transaction = client.transaction().expect("a transaction");
             let error = transaction.batch_execute(&attempt).expect_err(&attempt);
             assert_eq!(error.code(), Some(&SqlState::INSUFFICIENT_PRIVILEGE), "{attempt}: {error:?}");

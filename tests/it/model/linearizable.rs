@@ -37,10 +37,7 @@ struct Search<'a> {
 pub fn check(rules: Rules, calls: &[Call]) -> Result<(), String> {
     assert!(calls.len() <= Done::BITS as usize, "{} calls are too many", calls.len());
     let mut search = Search { rules, calls, visited: HashSet::new(), order: Vec::new(), longest: Vec::new() };
-    match search.completes(0, &State::default()) {
-        true => Ok(()),
-        false => Err(search.report()),
-    }
+    if search.completes(0, &State::default()) { Ok(()) } else { Err(search.report()) }
 }
 
 impl Search<'_> {

@@ -79,10 +79,10 @@ impl Rules {
         };
         let wrong = ["name", "email", "password"].into_iter().filter(is_wrong);
         let wrong: BTreeSet<_> = wrong.map(|field| format!("/{field}")).collect();
-        match wrong.is_empty() {
-            true => mass_assignment,
-            false if puts || self.parser => Some(Refusal::Values(422, false, wrong)),
-            false => Some(Refusal::Values(400, true, wrong)),
+        if wrong.is_empty() {
+            return mass_assignment;
         }
+        let is_late = puts || self.parser;
+        Some(Refusal::Values(if is_late { 422 } else { 400 }, !is_late, wrong))
     }
 }
