@@ -6,36 +6,32 @@ use std::collections::BTreeSet;
 /// A requested list of users.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ListRequest {
-    /// A page of all users, by id.
-    Page(PageRequest),
-    /// Users in the order of their ids, after an id.
-    Walk {
-        /// Id that precedes the first user of the list, from 0.
-        after: i64,
-        /// The largest number of users, from 1.
-        per_page: u32,
-    },
-    /// A page of the users with this address, in whatever case: one user at the most.
-    Email {
-        /// The address.
-        email: String,
+    /// A page of all users, by id; or of the users with this address, in whatever case: one user at the most.
+    Paged {
         /// The page.
         page: PageRequest,
+        /// The address.
+        email: Option<String>,
     },
+    /// Users that are not on pages.
+    Unpaged {
+        /// The users.
+        selection: Selection,
+        /// The largest number of users, from 1. For ids the number that the request named, repeated ones and texts that
+        /// are no id included.
+        per_page: u32,
+    },
+}
+
+/// Users that are listed without pages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Selection {
+    /// Users in the order of their ids, after an id from 0.
+    After(i64),
     /// The users whose addresses begin with a text, in whatever case, in the order of addresses.
-    Prefix {
-        /// The beginning.
-        prefix: String,
-        /// The largest number of users, from 1.
-        per_page: u32,
-    },
+    Prefix(String),
     /// The users with these ids, by id.
-    Ids {
-        /// The ids.
-        ids: BTreeSet<i64>,
-        /// The number of ids that the request named, repeated ones and texts that are no id included.
-        per_page: u32,
-    },
+    Ids(BTreeSet<i64>),
 }
 
 /// A list of users, as it was read.

@@ -4,7 +4,7 @@ use super::Item;
 use crate::app::{App, Lane, Needs};
 use crate::error::Error;
 use crate::http::Response;
-use crate::users::pagination::{ListRequest, Listed, PageRequest};
+use crate::users::pagination::{ListRequest, Listed, PageRequest, Selection};
 use crate::users::user::User;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
@@ -40,11 +40,9 @@ struct Unpaged<'a> {
 impl List {
     pub fn needs(&self) -> Needs {
         match &self.0 {
-            ListRequest::Email { .. } => Needs::of(Lane::Find),
-            ListRequest::Page(PageRequest { per_page, .. })
-            | ListRequest::Walk { per_page, .. }
-            | ListRequest::Prefix { per_page, .. }
-            | ListRequest::Ids { per_page, .. } => {
+            ListRequest::Paged { email: Some(_), .. } => Needs::of(Lane::Find),
+            ListRequest::Paged { page: PageRequest { per_page, .. }, .. }
+            | ListRequest::Unpaged { per_page, .. } => {
                 Needs { users: *per_page as usize, ..Needs::of(Lane::List) }
             }
         }
@@ -55,11 +53,13 @@ impl List {
         let (mut pages, mut walks, mut emails, mut ids) = (vec![], vec![], vec![], vec![]);
         for list in &lists {
             match &list.command.0 {
-                ListRequest::Page(page) => pages.push(*page),
-                ListRequest::Walk { after, per_page } => walks.push((*after, *per_page)),
-                ListRequest::Email { email, .. } => emails.push(email.as_str()),
-                ListRequest::Ids { ids: named, .. } => ids.extend(named),
-                ListRequest::Prefix { .. } => {}
+                ListRequest::Paged { page, email: None } => pages.push(*page),
+                ListRequest::Paged { email: Some(email), .. } => emails.push(email.as_str()),
+                ListRequest::Unpaged { selection, per_page } => match selection {
+                    Selection::After(id) => walks.push((*id, *per_page)),
+                    Selection::Ids(named) => ids.extend(named),
+                    Selection::Prefix(_) => {}
+                },
             }
         }
         let mut pages = app.users.pages(&pages).map(Vec::into_iter);
@@ -69,32 +69,29 @@ impl List {
         let users: Result<HashMap<i64, User>, Error> = users.map(Iterator::collect);
         for list in lists {
             let listed = match &list.command.0 {
-                ListRequest::Page(_) => next(&mut pages),
-                ListRequest::Walk { .. } => next(&mut walks),
-                ListRequest::Email { .. } => next(&mut found),
-                ListRequest::Prefix { prefix, per_page } => app.users.list_by_prefix(prefix, *per_page),
-                // Two lists may name one user.
-                ListRequest::Ids { ids, .. } => users.as_ref().map_err(Error::clone).map(|users| {
-                    let users = ids.iter().filter_map(|id| users.get(id).cloned()).collect();
-                    Listed { total: 0, users }
-                }),
+                ListRequest::Paged { email: None, .. } => next(&mut pages),
+                ListRequest::Paged { email: Some(_), .. } => next(&mut found),
+                ListRequest::Unpaged { selection, per_page } => match selection {
+                    Selection::After(_) => next(&mut walks),
+                    Selection::Prefix(prefix) => app.users.list_by_prefix(prefix, *per_page),
+                    // Two lists may name one user.
+                    Selection::Ids(ids) => users.as_ref().map_err(Error::clone).map(|users| {
+                        let users = ids.iter().filter_map(|id| users.get(id).cloned()).collect();
+                        Listed { total: 0, users }
+                    }),
+                },
             };
             *list.outcome = listed.map(|listed| Some(list.command.answer(listed)));
         }
     }
 
-    fn answer(&self, Listed { total, mut users }: Listed) -> Response {
+    fn answer(&self, Listed { total, users }: Listed) -> Response {
         let (request, email) = match &self.0 {
-            ListRequest::Page(page) => (*page, None),
-            ListRequest::Email { email, page } => {
-                users.retain(|_| page.page == 1);
-                (*page, Some(email.as_str()))
-            }
-            ListRequest::Walk { per_page, .. }
-            | ListRequest::Prefix { per_page, .. }
-            | ListRequest::Ids { per_page, .. } => return self.part(*per_page, users),
+            ListRequest::Paged { page, email } => (*page, email.as_deref()),
+            ListRequest::Unpaged { selection, per_page } => return unpaged(selection, *per_page, users),
         };
         let PageRequest { page, per_page, .. } = request;
+        let users = if email.is_some() && page > 1 { Vec::new() } else { users };
         let (per_page, count) = (i64::from(per_page), users.len() as i64);
         let last_page = ((total + per_page - 1) / per_page).max(1);
         let before = if users.is_empty() { 0 } else { request.offset() };
@@ -103,17 +100,18 @@ impl List {
             Page { data: &users, total, per_page, current_page: page, last_page, from, to, has_more_pages };
         Response::json(200, &body).with("Link", links(request, last_page, email))
     }
+}
 
-    fn part(&self, per_page: u32, mut users: Vec<User>) -> Response {
-        let has_more_pages = users.len() > per_page as usize;
-        users.truncate(per_page as usize);
-        let response = Response::json(200, &Unpaged { data: &users, per_page, has_more_pages });
-        match (&self.0, users.last()) {
-            (ListRequest::Walk { .. }, Some(User { id, .. })) if has_more_pages => {
-                response.with("Link", format!("</users?after={id}&perPage={per_page}>; rel=\"next\""))
-            }
-            _ => response,
+/// Answers with users that are not on pages.
+fn unpaged(selection: &Selection, per_page: u32, mut users: Vec<User>) -> Response {
+    let has_more_pages = users.len() > per_page as usize;
+    users.truncate(per_page as usize);
+    let response = Response::json(200, &Unpaged { data: &users, per_page, has_more_pages });
+    match (selection, users.last()) {
+        (Selection::After(_), Some(User { id, .. })) if has_more_pages => {
+            response.with("Link", format!("</users?after={id}&perPage={per_page}>; rel=\"next\""))
         }
+        _ => response,
     }
 }
 
@@ -159,15 +157,19 @@ mod tests {
 
     const FIRST: PageRequest = PageRequest { page: 1, per_page: 15, is_from_end: false };
 
+    fn all(page: PageRequest) -> ListRequest {
+        ListRequest::Paged { page, email: None }
+    }
+
     #[test]
     fn an_empty_list() {
-        let page = List(ListRequest::Page(FIRST)).answer(Listed::default());
+        let page = List(all(FIRST)).answer(Listed::default());
         assert_eq!(
             body_text(page),
             r#"{"data":[],"total":0,"perPage":15,"currentPage":1,"lastPage":1,"from":0,"to":0,"hasMorePages":false}
 "#
         );
-        let far = List(ListRequest::Page(PageRequest { page: i64::MAX, ..FIRST }));
+        let far = List(all(PageRequest { page: i64::MAX, ..FIRST }));
         let far = far.answer(Listed { total: 31, users: vec![] }).value();
         assert_eq!(
             (&far["lastPage"], &far["hasMorePages"], &far["from"]),
@@ -224,14 +226,14 @@ mod tests {
             let time = "1970-01-01T00:00:00.000000Z";
             json!({"id": id, "name": name, "email": "a@b.co", "createdAt": time, "updatedAt": time})
         };
-        let second = ListRequest::Page(PageRequest { page: 2, per_page: 3, ..FIRST });
+        let second = all(PageRequest { page: 2, per_page: 3, ..FIRST });
         let page = body_text(list(second, &["\"", "\"\""]));
         let expected = json!({
             "data": [user("4", "\""), user("5", "\"\"")], "total": 7, "perPage": 3, "currentPage": 2,
             "lastPage": 3, "from": 4, "to": 5, "hasMorePages": true,
         });
         assert_eq!(serde_json::from_str::<serde_json::Value>(&page).unwrap(), expected);
-        let walk = ListRequest::Walk { after: 3, per_page: 2 };
+        let walk = ListRequest::Unpaged { selection: Selection::After(3), per_page: 2 };
         // The third one only tells that there is one.
         for (names, more) in [(&["a", "b"][..], false), (&["a", "b", "c"], true)] {
             let found = list(walk.clone(), names);

@@ -3,7 +3,7 @@
 use crate::error::{Error, HAS_NUL, Violation};
 use crate::http::{Request, percent_decode};
 use crate::users::email;
-use crate::users::pagination::{ListRequest, PageRequest};
+use crate::users::pagination::{ListRequest, PageRequest, Selection};
 use crate::users::user::parse_id;
 use percent_encoding::percent_decode_str;
 
@@ -46,15 +46,13 @@ pub fn list_request(request: &Request, max_per_page: u32) -> Result<ListRequest,
     query.end(&LIST_PARAMETERS)?;
     if !named.is_empty() {
         let ids = named.iter().filter_map(|text| parse_id(&percent_decode(text)?)).collect();
-        return Ok(ListRequest::Ids { ids, per_page: named.len() as u32 });
+        return Ok(ListRequest::Unpaged { selection: Selection::Ids(ids), per_page: named.len() as u32 });
     }
     let per_page = per_page.map_or(15.min(max_per_page), |number| number as u32);
     let page = PageRequest { page: page.unwrap_or(1), per_page, is_from_end };
-    Ok(match (after, prefix, email) {
-        (Some(after), ..) => ListRequest::Walk { after, per_page },
-        (None, Some(prefix), _) => ListRequest::Prefix { prefix, per_page },
-        (None, None, Some(email)) => ListRequest::Email { email, page },
-        (None, None, None) => ListRequest::Page(page),
+    Ok(match after.map(Selection::After).or(prefix.map(Selection::Prefix)) {
+        Some(selection) => ListRequest::Unpaged { selection, per_page },
+        None => ListRequest::Paged { page, email },
     })
 }
 
@@ -178,25 +176,25 @@ mod tests {
     #[test]
     fn what_is_asked_for() {
         let page = |page, per_page| PageRequest { page, per_page, is_from_end: false };
-        let email = |email: &str| ListRequest::Email { email: email.to_owned(), page: page(1, 15) };
-        let ids = |ids: &[i64], per_page| ListRequest::Ids { ids: ids.iter().copied().collect(), per_page };
+        let paged = |page| ListRequest::Paged { page, email: None };
+        let of = |email: &str, page| ListRequest::Paged { page, email: Some(email.to_owned()) };
+        let email = |email: &str| of(email, page(1, 15));
+        let unpaged = |selection, per_page| ListRequest::Unpaged { selection, per_page };
+        let ids = |ids: &[i64], count| unpaged(Selection::Ids(ids.iter().copied().collect()), count);
         let rows = [
-            ("", ListRequest::Page(page(1, 15))),
-            ("page=2", ListRequest::Page(page(2, 15))),
-            ("perPage=1000&page=007", ListRequest::Page(page(7, 1000))),
-            ("page=%32", ListRequest::Page(page(2, 15))),
-            ("page=9223372036854775807", ListRequest::Page(page(i64::MAX, 15))),
-            ("order=asc", ListRequest::Page(page(1, 15))),
-            ("order=desc&page=2", ListRequest::Page(PageRequest { is_from_end: true, ..page(2, 15) })),
-            (
-                "emailPrefix=Ada+n%2B&perPage=3",
-                ListRequest::Prefix { prefix: "Ada+n+".to_owned(), per_page: 3 },
-            ),
+            ("", paged(page(1, 15))),
+            ("page=2", paged(page(2, 15))),
+            ("perPage=1000&page=007", paged(page(7, 1000))),
+            ("page=%32", paged(page(2, 15))),
+            ("page=9223372036854775807", paged(page(i64::MAX, 15))),
+            ("order=asc", paged(page(1, 15))),
+            ("order=desc&page=2", paged(PageRequest { is_from_end: true, ..page(2, 15) })),
+            ("emailPrefix=Ada+n%2B&perPage=3", unpaged(Selection::Prefix("Ada+n+".to_owned()), 3)),
             ("id=3", ids(&[3], 1)),
             ("id=8&i%64=%33&id=8&id=&id=03&id=x&id=0&id=9223372036854775808&id=+3&id=-3", ids(&[3, 8], 10)),
             ("id=9223372036854775807&id=%ff&id", ids(&[i64::MAX], 3)),
-            ("after=0", ListRequest::Walk { after: 0, per_page: 15 }),
-            ("perPage=7&after=9223372036854775807", ListRequest::Walk { after: i64::MAX, per_page: 7 }),
+            ("after=0", unpaged(Selection::After(0), 15)),
+            ("perPage=7&after=9223372036854775807", unpaged(Selection::After(i64::MAX), 7)),
             ("email=ada@example.com", email("ada@example.com")),
             ("email=ada%40example.com", email("ada@example.com")),
             ("email=ada+news@example.com", email("ada+news@example.com")),
@@ -204,10 +202,7 @@ mod tests {
             ("&em%61il=a=b@c.de&", email("a=b@c.de")),
             ("email=%C3%A9%20x", email("é x")),
             ("email=e%CC%81%20x", email("é x")),
-            (
-                "email=a@b.co&page=3&perPage=2",
-                ListRequest::Email { email: "a@b.co".to_owned(), page: page(3, 2) },
-            ),
+            ("email=a@b.co&page=3&perPage=2", of("a@b.co", page(3, 2))),
         ];
         for (query, expected) in rows {
             assert_eq!(parse(query).unwrap(), expected, "{query}");
