@@ -3,7 +3,7 @@
 //! Without a password, one statement that several requests share looks at the keys and stores the users. With a password, a
 //! thread that hashes looks the key up and hashes first.
 
-use super::{Item, Outcome, changes};
+use super::{Item, Outcome, change};
 use crate::app::fields::{self, etag};
 use crate::app::{App, Lane, Needs};
 use crate::config::counted_as;
@@ -31,7 +31,7 @@ impl Create {
         })
     }
 
-    /// Executes creates with one statement: all of them with a key, or none.
+    /// Executes creates with one statement for those with a key, and with one for the others.
     pub(super) fn execute(app: &App, mut creates: Vec<Item<Create>>) {
         let mut keys = HashSet::new();
         // The first create of a key is stored; the others find it kept when they are retried.
@@ -40,9 +40,10 @@ impl Create {
             **outcome = Err(Error::Contended);
             is_first
         });
-        let created = app.users.change_many(&changes(&creates));
-        for (Item { command, outcome, .. }, created) in creates.into_iter().zip(created) {
-            *outcome = created.and_then(|created| command.settle(app, &created));
+        let (keyed, others): (Vec<_>, Vec<_>) =
+            creates.into_iter().partition(|item| item.command.key.is_some());
+        for creates in [keyed, others] {
+            change(app, creates, |create, created| create.settle(app, &created));
         }
     }
 

@@ -1,7 +1,7 @@
 //! `DELETE /users/{id}`: removes a user, in the states that the request allows.
 
-use super::{Item, changes};
-use crate::app::{App, Lane, Needs, fields};
+use super::Outcome;
+use crate::app::{Lane, Needs, fields};
 use crate::http::{Request, Response};
 use crate::{db::Delete, error::Error};
 
@@ -16,10 +16,7 @@ impl Delete {
         Needs::row(lane, self.id)
     }
 
-    pub(super) fn execute(app: &App, deletes: Vec<Item<Delete>>) {
-        let deleted = app.users.change_many(&changes(&deletes));
-        for (delete, deleted) in deletes.into_iter().zip(deleted) {
-            *delete.outcome = deleted.map(|()| Some(Response::no_content()));
-        }
+    pub(super) fn answer(&mut self, (): ()) -> Outcome {
+        Ok(Some(Response::no_content()))
     }
 }

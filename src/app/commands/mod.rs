@@ -12,7 +12,7 @@ mod update;
 use super::fields::{self, etag};
 use super::routes::{self, Asked, Callers, Endpoint};
 use super::{App, Next};
-use crate::db::{Create, Delete, Update, is_of_value};
+use crate::db::{Create, Delete, Update, is_of_value, users::Change};
 use crate::error::Error;
 use crate::http::{Cors, Request, RequestId, Response, log_line};
 use crate::users::user::User;
@@ -151,8 +151,8 @@ impl App {
     pub(crate) fn execute(&self, mut commands: Vec<(&mut Command, Instant)>) -> Vec<Outcome> {
         let missing = || Err(Error::Internal("a command has no outcome".to_owned()));
         let mut outcomes: Vec<Outcome> = commands.iter().map(|_| missing()).collect();
-        let (mut finds, mut lists, mut updates, mut deletes) = (vec![], vec![], vec![], vec![]);
-        let (mut creates, mut keyed) = (vec![], vec![]);
+        let (mut finds, mut lists) = (vec![], vec![]);
+        let (mut creates, mut updates, mut deletes) = (vec![], vec![], vec![]);
         for ((command, deadline), outcome) in commands.iter_mut().zip(&mut outcomes) {
             let deadline = *deadline;
             match &mut **command {
@@ -160,10 +160,7 @@ impl App {
                 Command::Update(update) if update.needs().lane == Lane::Hash => *outcome = update.hash(self),
                 Command::Find(command) => finds.push(Item { command, deadline, outcome }),
                 Command::List(command) => lists.push(Item { command, deadline, outcome }),
-                Command::Create(command) => {
-                    let alike = if command.key.is_some() { &mut keyed } else { &mut creates };
-                    alike.push(Item { command, deadline, outcome });
-                }
+                Command::Create(command) => creates.push(Item { command, deadline, outcome }),
                 Command::Update(command) => updates.push(Item { command, deadline, outcome }),
                 Command::Delete(command) => deletes.push(Item { command, deadline, outcome }),
                 Command::Authenticate(login) => *outcome = login.execute(self, deadline),
@@ -172,9 +169,8 @@ impl App {
         Find::execute(self, finds);
         List::execute(self, lists);
         Create::execute(self, creates);
-        Create::execute(self, keyed);
-        Update::execute(self, updates);
-        Delete::execute(self, deletes);
+        change(self, updates, Update::answer);
+        change(self, deletes, Delete::answer);
         // Reads whose statement is refused for the value of one of them are executed again one by one.
         let is_batch = commands.len() > 1;
         for (command, outcome) in commands.into_iter().zip(&mut outcomes) {
@@ -187,9 +183,13 @@ impl App {
     }
 }
 
-/// Returns the changes of a batch, each with the time after which it is not begun.
-fn changes<'a, C>(batch: &'a [Item<C>]) -> Vec<(&'a C, Instant)> {
-    batch.iter().map(|Item { command, deadline, .. }| (&**command, *deadline)).collect()
+/// Executes changes in one statement, and answers each of them.
+fn change<C: Change>(app: &App, batch: Vec<Item<C>>, answer: impl Fn(&mut C, C::Done) -> Outcome) {
+    let changes: Vec<_> = batch.iter().map(|item| (&*item.command, item.deadline)).collect();
+    let done = app.users.change_many(&changes);
+    for (Item { command, outcome, .. }, done) in batch.into_iter().zip(done) {
+        *outcome = done.and_then(|done| answer(command, done));
+    }
 }
 
 /// Answers with one user and the tag of its state.

@@ -3,9 +3,10 @@
 //! A missing user is answered 404 even if the body is invalid. So the user is looked up before a body is refused or a
 //! password is hashed; in all other cases the statement of the change finds out.
 
-use super::{Command, Item, Outcome, changes, find::Find, one};
+use super::{Command, Outcome, find::Find, one};
 use crate::app::{App, Lane, Needs, fields, validation::BodySchema};
-use crate::{db::Update, error::Error, http::Request, users::user::UserChanges};
+use crate::users::user::{User, UserChanges};
+use crate::{db::Update, error::Error, http::Request};
 
 impl Update {
     /// Reads a PUT, or a PATCH, whose body has a schema.
@@ -37,12 +38,9 @@ impl Update {
         }
     }
 
-    pub(super) fn execute(app: &App, updates: Vec<Item<Update>>) {
-        let updated = app.users.change_many(&changes(&updates));
-        for (Item { command, outcome, .. }, updated) in updates.into_iter().zip(updated) {
-            command.is_single |= matches!(updated, Ok(None));
-            *outcome = updated.map(|user| user.map(|user| one(200, &user)));
-        }
+    pub(super) fn answer(&mut self, updated: Option<User>) -> Outcome {
+        self.is_single |= updated.is_none();
+        Ok(updated.map(|user| one(200, &user)))
     }
 
     /// Looks the user up and hashes the new password.
