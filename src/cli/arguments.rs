@@ -1,22 +1,11 @@
 //! The arguments, as clap parses them, and the variables that they set.
 
-use super::{
-    Failure,
-    commands::{OPERAND, VARIABLES, command},
-    env_file, environment, manual, print,
-};
-use clap::{
-    ArgMatches,
-    error::{ContextKind, ContextValue, Error, ErrorKind},
-    parser::ValueSource,
-};
-use std::{
-    borrow::Cow,
-    collections::BTreeMap,
-    env,
-    ffi::OsString,
-    path::{Path, PathBuf},
-};
+use super::commands::{OPERAND, command, with_settings};
+use super::{Failure, print};
+use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
+use clap::{ArgMatches, parser::ValueSource};
+use std::path::{Path, PathBuf};
+use std::{borrow::Cow, collections::BTreeMap, ffi::OsString};
 use userd::{config::is_connection_string, transfer::Format};
 
 /// The subcommand that was given, with its options and its operand.
@@ -39,31 +28,11 @@ impl Args {
         }
         let mut matches = match command().try_get_matches_from(arguments) {
             Ok(matches) => matches,
-            Err(error) if !error.use_stderr() => return print(manual::with_settings(&error)).map(|()| None),
+            Err(error) if !error.use_stderr() => return print(with_settings(&error)).map(|()| None),
             Err(error) => return Err(Failure::usage(problem(error))),
         };
         let (verb, matches) = matches.remove_subcommand().unwrap_or((String::new(), matches));
         Ok(Some(Args { verb, matches, assigned: BTreeMap::new() }))
-    }
-
-    /// Sets the variables that options stand for, and those that the environment lacks: of `--env-file`, and with
-    /// `--embedded` the `HOST` of this machine alone. To be called while this is the only thread.
-    pub fn set_variables(&mut self) -> Result<(), Failure> {
-        let options = VARIABLES
-            .into_iter()
-            .filter_map(|(option, name)| Some((name.to_owned(), self.value(option)?.into(), "argument")));
-        let file = self.value("--env-file").map(env_file::read).transpose();
-        let file = file.map_err(|problem| Failure::usage(format!("--env-file: {problem}")))?;
-        let file = file.into_iter().flatten().map(|(name, value)| (name, value, "--env-file"));
-        let host = self.has("--embedded").then(|| ("HOST".to_owned(), "127.0.0.1".into(), "--embedded"));
-        for (name, value, place) in options.chain(file).chain(host).collect::<Vec<_>>() {
-            if place == "argument" || environment::value(&name).is_none() {
-                // SAFETY: no other thread reads or writes the environment.
-                unsafe { env::set_var(&name, value) };
-                self.assigned.insert(name, place);
-            }
-        }
-        Ok(())
     }
 
     /// Returns whether an option was given.

@@ -4,10 +4,8 @@
 //! To add an option: a row here; the file of its subcommand asks `Args` for it. To add a subcommand: a row here, and an
 //! arm in `execute` of the module above.
 
-use clap::{
-    Arg, ArgAction, Command,
-    builder::{PathBufValueParser, PossibleValuesParser, TypedValueParser},
-};
+use clap::builder::{PathBufValueParser, PossibleValuesParser, TypedValueParser};
+use clap::{Arg, ArgAction, Command};
 use std::path::PathBuf;
 use userd::config::SETTINGS;
 
@@ -22,7 +20,7 @@ pub const VARIABLES: [(&str, &str); 3] =
 const HELP_COLUMNS: usize = 100;
 
 /// Placeholder of the table of settings, which clap would wrap.
-pub const TABLE: &str = "{settings}";
+const TABLE: &str = "{settings}";
 
 /// Meanings of the exit code.
 pub const EXIT_STATUS: &str = "\
@@ -146,4 +144,13 @@ fn with_value(arg: Arg, name: &'static str) -> Arg {
         return arg.value_parser(PossibleValuesParser::new(name.split('|')).map(PathBuf::from));
     }
     arg.value_parser(PathBufValueParser::new())
+}
+
+/// Returns clap's help, with the table of settings in its place.
+pub fn with_settings(help: &clap::Error) -> String {
+    let rows = SETTINGS.iter().map(|setting| {
+        let default = setting.default().unwrap_or_else(|| "-".to_owned());
+        format!("  {:<19} {default:<12} {}\n", setting.variable, setting.help)
+    });
+    help.to_string().replace(TABLE, &rows.collect::<String>())
 }

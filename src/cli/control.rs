@@ -1,11 +1,7 @@
 //! Commands on standard input to a service that is thrown away (`--commands`): a line each, answered by a line.
 
-use std::{
-    io::{self, BufRead, Write},
-    iter,
-    str::FromStr,
-    time::Duration,
-};
+use std::io::{self, BufRead, Write};
+use std::{iter, str::FromStr, time::Duration};
 use userd::testing::{Control, Fault};
 
 const USAGE: &str = "a command is: reset | save NAME | restore NAME | advance SECONDS | requests [METHOD PATH] | \

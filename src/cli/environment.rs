@@ -1,17 +1,35 @@
 //! The process's environment as a configuration: the variables of the table, what libpq takes from its user, and a socket
 //! that a supervisor passes.
 
-use super::{Failure, arguments::Args};
+use super::{Failure, arguments::Args, commands::VARIABLES, env_file};
 use listenfd::ListenFd;
 use log::LevelFilter;
 use std::{env, ffi::OsString, os::fd::OwnedFd, sync::Arc};
-use userd::{
-    Config, ConfigError, Database,
-    config::{SETTINGS, near_miss},
-};
+use userd::config::{SETTINGS, near_miss};
+use userd::{Config, ConfigError, Database};
 
 const SSL_IS_OFF: &str = "has no effect: TLS to the database is on with the exact text `true`, and beside DATABASE_URL \
                           as its sslmode says";
+
+/// Sets the variables that options stand for, and those that the environment lacks: of `--env-file`, and with
+/// `--embedded` the `HOST` of this machine alone. To be called while this is the only thread.
+pub fn set_variables(args: &mut Args) -> Result<(), Failure> {
+    let options = VARIABLES
+        .into_iter()
+        .filter_map(|(option, name)| Some((name.to_owned(), args.value(option)?.into(), "argument")));
+    let file = args.value("--env-file").map(env_file::read).transpose();
+    let file = file.map_err(|problem| Failure::usage(format!("--env-file: {problem}")))?;
+    let file = file.into_iter().flatten().map(|(name, value)| (name, value, "--env-file"));
+    let host = args.has("--embedded").then(|| ("HOST".to_owned(), "127.0.0.1".into(), "--embedded"));
+    for (name, text, place) in options.chain(file).chain(host).collect::<Vec<_>>() {
+        if place == "argument" || value(&name).is_none() {
+            // SAFETY: no other thread reads or writes the environment.
+            unsafe { env::set_var(&name, text) };
+            args.assigned.insert(name, place);
+        }
+    }
+    Ok(())
+}
 
 /// Returns the configuration that the variables and `--migrate` make.
 pub fn config(args: &Args) -> Result<Config, ConfigError> {

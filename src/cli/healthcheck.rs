@@ -1,19 +1,10 @@
 //! `userd healthcheck`: asks the server that the same variables start. Knows its address, and enough of HTTP to read an
 //! answer.
 
-use super::{
-    Failure,
-    arguments::Args,
-    environment,
-    signals::{exit, spawn},
-};
-use std::{
-    io::{self, Read, Write},
-    net::TcpStream,
-    os::unix::net::UnixStream,
-    thread,
-    time::Duration,
-};
+use super::signals::{exit, spawn};
+use super::{Failure, arguments::Args, environment};
+use std::io::{self, Read, Write};
+use std::{net::TcpStream, os::unix::net::UnixStream, thread, time::Duration};
 
 /// Age in seconds of the oldest probe whose result counts. The first question causes a new one.
 const FRESH_SECONDS: u64 = 5;

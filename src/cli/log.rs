@@ -4,24 +4,19 @@
 //! request. If standard error is stuck, requests go on, and lines are dropped and counted.
 
 use super::{Failure, environment, signals::spawn};
-use log::{
-    Level, LevelFilter, Log, Metadata, Record,
-    kv::{Key, Value},
-};
+use log::kv::{Key, Value};
+use log::{Level, LevelFilter, Log, Metadata, Record};
 use nix::sys::stat::fstat;
 use simplelog::{ConfigBuilder, WriteLogger};
-use std::{
-    fmt::{self, Write as _},
-    io::{self, Write},
-    mem, panic,
-    sync::{
-        LazyLock,
-        atomic::{AtomicUsize, Ordering::SeqCst},
-        mpsc,
-    },
-    thread,
-    time::{Duration, Instant},
+use std::fmt::{self, Write as _};
+use std::io::{self, Write};
+use std::sync::{
+    LazyLock,
+    atomic::{AtomicUsize, Ordering::SeqCst},
+    mpsc,
 };
+use std::time::{Duration, Instant};
+use std::{mem, panic, thread};
 use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::format_description};
 
 /// Pause between two writes, in which lines gather under load. It bounds how often the thread is woken.

@@ -1,27 +1,12 @@
-//! The commands and the table of settings as `--help`, as a manual page, and as the completion of a shell.
+//! The commands and the table of settings as a manual page, and as the completion of a shell.
 
-use super::{
-    Failure,
-    arguments::Args,
-    commands::{EXIT_STATUS, TABLE, command},
-    print,
-};
+use super::commands::{EXIT_STATUS, command};
+use super::{Failure, arguments::Args, print};
 use clap_complete::Shell;
-use clap_mangen::{
-    Man,
-    roff::{Roff, roman},
-};
+use clap_mangen::Man;
+use clap_mangen::roff::{Roff, roman};
 use std::io;
 use userd::config::SETTINGS;
-
-/// Returns clap's help, with the table of settings in its place.
-pub fn with_settings(help: &clap::Error) -> String {
-    let rows = SETTINGS.iter().map(|setting| {
-        let default = setting.default().unwrap_or_else(|| "-".to_owned());
-        format!("  {:<19} {default:<12} {}\n", setting.variable, setting.help)
-    });
-    help.to_string().replace(TABLE, &rows.collect::<String>())
-}
 
 /// Prints the manual page. The options of all commands are on it, not on pages of their own.
 pub fn man() -> Result<(), Failure> {

@@ -20,11 +20,8 @@ mod verbs;
 
 use ::log::Level;
 use arguments::Args;
-use std::{
-    env,
-    io::{self, Write},
-    process::ExitCode,
-};
+use std::io::{self, Write};
+use std::{env, process::ExitCode};
 use userd::{StartError, check};
 
 /// Executes the command line, to its end. Returns the exit code.
@@ -54,7 +51,7 @@ fn report(line: &str) {
 /// Executes the subcommand.
 fn execute(mut args: Args) -> Result<(), Failure> {
     // The process has one thread so far.
-    args.set_variables()?;
+    environment::set_variables(&mut args)?;
     let args = &args;
     let interrupted = match args.verb.as_str() {
         "" => return serve::serve(args),

@@ -2,12 +2,9 @@
 //! complete.
 
 use super::{Failure, signals};
-use std::{
-    fs::{self, File, OpenOptions, Permissions},
-    io,
-    os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
-};
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::path::{Path, PathBuf};
+use std::{io, os::unix::fs::PermissionsExt};
 use tempfile::{Builder, TempPath};
 
 /// An open output.

@@ -1,12 +1,11 @@
 //! Runs the service from its start to the end of the process. The address is bound before a database is started, so
 //! that a port that is taken is told at once.
 
-use super::{Failure, arguments::Args, embedded, environment, log::log_to_stderr, privileges, signals};
-use std::{
-    io::{self, Write},
-    os::unix::net::UnixDatagram,
-    sync::atomic::Ordering::SeqCst,
+use super::{
+    Failure, arguments::Args, embedded, environment, import, log::log_to_stderr, privileges, signals,
 };
+use std::io::{self, Write};
+use std::{os::unix::net::UnixDatagram, sync::atomic::Ordering::SeqCst};
 use userd::{BoundServer, Database, private_postgres::Account, server};
 
 const BROKEN: &str = "nothing could be served any more; the log says why, start it again";
@@ -40,7 +39,7 @@ pub fn serve(args: &Args) -> Result<(), Failure> {
 
     let bound = BoundServer::bind(&config)?;
     let mut cluster = if is_kept { embedded::open(args, &mut config, true)? } else { None };
-    let scratch = is_ephemeral.then(|| embedded::scratch(args, &config)).transpose()?;
+    let scratch = is_ephemeral.then(|| import::scratch(args, &config)).transpose()?;
     if let Some(scratch) = &scratch {
         config.database = Database::Url(scratch.url().into());
     }

@@ -1,23 +1,15 @@
 //! The end of the process: by signals, by the end of its parent, or of a part that it needs.
 
 use super::{Failure, control, report};
-use nix::{
-    sys::signal::{SigHandler, SigSet, Signal, kill, signal},
-    unistd::Pid,
-};
+use nix::sys::signal::{SigHandler, SigSet, Signal, kill, signal};
+use nix::unistd::Pid;
 use parking_lot::{Condvar, Mutex};
-use signal_hook::{
-    consts::{SIGHUP, SIGINT, SIGTERM},
-    iterator::Signals,
-};
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-    process,
-    sync::atomic::{AtomicBool, Ordering::SeqCst},
-    thread,
-    time::{Duration, Instant},
-};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+use std::{fs, io, process, thread};
 use userd::{private_postgres::Cluster, testing::Control};
 
 /// Interval between two looks at the cluster and at the parent.

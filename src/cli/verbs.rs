@@ -1,12 +1,8 @@
 //! `userd migrate`, `check`, `recount`, `grants` and `config`, for operators.
 
 use super::{Failure, arguments::Args, embedded, environment, print};
-use userd::{
-    Database, Secret,
-    check::{self, Finding, Weight},
-    config::InForce,
-    server,
-};
+use userd::check::{self, Finding, Weight};
+use userd::{Database, Secret, config::InForce, server};
 
 /// Applies the migrations that are missing, and says which. Blocks as a start does.
 pub fn migrate(args: &Args) -> Result<(), Failure> {

@@ -1,16 +1,14 @@
 //! All users of one snapshot, by id, as lines of JSON or as CSV.
 
 use super::{Format, PASSWORD_HASH, TransferError};
-use crate::{
-    config::Config,
-    db::{
-        bulk::{begin_export, count_users, each_user},
-        migrate::connect_migrated,
-    },
-    users::{
-        timestamp,
-        user::{FIELDS, User},
-    },
+use crate::config::Config;
+use crate::db::{
+    bulk::{begin_export, count_users, each_user},
+    migrate::connect_migrated,
+};
+use crate::users::{
+    timestamp,
+    user::{FIELDS, User},
 };
 use serde::Serialize;
 use std::io::{self, BufWriter, Write};

@@ -1,18 +1,14 @@
 //! Creates the users of a stream, all of them in one transaction or none: their records are checked, staged in a
 //! temporary table, compared with one another and with the stored users, and stored by one insert.
 
-use super::{
-    Format, Mapping, TransferError,
-    read::{Record, read, unreadable},
-    rules::{Accepted, Rules},
-};
-use crate::{
-    config::Config,
-    db::{
-        bulk::{self, Taken},
-        explain,
-        migrate::connect_migrated,
-    },
+use super::read::{read, unreadable};
+use super::rules::{Accepted, Record, Rules};
+use super::{Format, Mapping, TransferError};
+use crate::config::Config;
+use crate::db::{
+    bulk::{self, Taken},
+    explain,
+    migrate::connect_migrated,
 };
 use std::{collections::BTreeMap, io::Read, mem, thread};
 

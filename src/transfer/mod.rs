@@ -11,10 +11,8 @@ pub use export::{Export, export};
 pub use import::{Import, Imported, Progress, import};
 pub use rules::{FIELDS, Mapping};
 
-use crate::{
-    db::{explain, taken},
-    error::StartError,
-};
+use crate::db::{explain, taken};
+use crate::error::StartError;
 use std::io;
 
 /// The format of a file of users.

@@ -3,17 +3,10 @@
 //!
 //! A record with a problem is passed on. A stream that is cut off, or is no text in UTF-8, is an error.
 
-use super::{Format, TransferError, rules::Rules};
+use super::rules::{Record, Rules};
+use super::{Format, TransferError};
 use serde_json::{Map, Value};
 use std::io::{self, BufRead, BufReader, Cursor, Read};
-
-/// A record of the stream.
-pub(super) struct Record {
-    /// The number of its line, or of its place in an array; from 1.
-    pub number: i64,
-    /// Its members; the error is its problem, which quotes no value.
-    pub members: Result<Map<String, Value>, String>,
-}
 
 /// The consumer of records.
 type Each<'a> = dyn FnMut(Record) -> Result<(), TransferError> + 'a;

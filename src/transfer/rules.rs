@@ -2,19 +2,15 @@
 //!
 //! Knows no file and no database.
 
-use super::{Import, PASSWORD_HASH, read::Record};
-use crate::{
-    app::validation::BodySchemas,
-    config::{Config, Validation as Mode},
-    db::bulk::StagedUser,
-    error::Error,
-    users::{
-        email,
-        password::{Hasher, PasswordHash, is_hash},
-        timestamp,
-        user::{NewUser, UserChanges, parse_id},
-    },
+use super::{Import, PASSWORD_HASH};
+use crate::config::{Config, Validation as Mode};
+use crate::users::{
+    email,
+    password::{Hasher, PasswordHash, is_hash},
+    timestamp,
+    user::{NewUser, UserChanges, parse_id},
 };
+use crate::{app::validation::BodySchemas, db::bulk::StagedUser, error::Error};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
@@ -31,6 +27,14 @@ const NO_TIME: &str = "must be a time as in 2020-02-29T23:59:59.123456Z, with it
 /// The column, or the dotted path of the member, that each field is read from; for a name, also several of them, joined by
 /// `+`.
 pub type Mapping = BTreeMap<&'static str, String>;
+
+/// A record of a stream.
+pub(super) struct Record {
+    /// The number of its line, or of its place in an array; from 1.
+    pub number: i64,
+    /// Its members; the error is its problem, which quotes no value.
+    pub members: Result<Map<String, Value>, String>,
+}
 
 /// A record that may be imported.
 pub(super) struct Accepted<'a> {
