@@ -8,35 +8,18 @@ use crate::users::email;
 use jsonschema::{ValidationError, Validator, error::ValidationErrorKind};
 use serde_json::{Map, Value};
 
-// The files of `schemas/`; those that have two variants in the order of `Schema`.
-const CREATE: [&str; 2] = [
-    include_str!("../../schemas/create-user.basic.json"),
-    include_str!("../../schemas/create-user.strict.json"),
-];
-const PATCH: [&str; 2] = [
-    include_str!("../../schemas/patch-user.basic.json"),
-    include_str!("../../schemas/patch-user.strict.json"),
-];
-const LOGIN: &str = include_str!("../../schemas/authenticate.json");
-
-/// Returns the schema of bodies that the description has under the name of this file in `schemas/`: the file, or that of
-/// the variant. `None` if no body is checked against it.
+/// Returns a schema of bodies by the name that the description has for its file in `schemas/`: the file, or its strict
+/// variant. `None` if no body is checked against it.
 pub fn file(name: &str, variant: Schema) -> Option<Value> {
-    let text = match name {
-        "create-user.basic.json" => CREATE[variant as usize],
-        "patch-user.basic.json" => PATCH[variant as usize],
-        "authenticate.json" => LOGIN,
+    let text = match (name, variant) {
+        ("create-user.basic.json", Schema::Basic) => include_str!("../../schemas/create-user.basic.json"),
+        ("create-user.basic.json", Schema::Strict) => include_str!("../../schemas/create-user.strict.json"),
+        ("patch-user.basic.json", Schema::Basic) => include_str!("../../schemas/patch-user.basic.json"),
+        ("patch-user.basic.json", Schema::Strict) => include_str!("../../schemas/patch-user.strict.json"),
+        ("authenticate.json", _) => include_str!("../../schemas/authenticate.json"),
         _ => return None,
     };
-    let mut file = parse(text);
-    // The file becomes part of the description, which names the dialect of all its schemas.
-    file.as_object_mut()?.remove("$schema");
-    Some(file)
-}
-
-/// Reads a file of `schemas/`.
-fn parse(file: &str) -> Value {
-    serde_json::from_str(file).expect("a schema of this crate is JSON")
+    Some(serde_json::from_str(text).expect("a schema of this crate is JSON"))
 }
 
 /// The schemas that bodies are checked against, and the variant of the contract.
@@ -64,17 +47,15 @@ pub struct BodySchema {
 impl BodySchemas {
     /// Compiles the schemas that the settings `SCHEMA` and `VALIDATION` select.
     pub fn new(variant: Schema, mode: config::Validation) -> BodySchemas {
-        let schema = |file: &str| BodySchema::new(file, mode);
-        let [create, patch, authenticate] =
-            [CREATE[variant as usize], PATCH[variant as usize], LOGIN].map(schema);
+        let compile = |name| BodySchema::new(file(name, variant).expect("a body has this schema"), mode);
+        let names = ["create-user.basic.json", "patch-user.basic.json", "authenticate.json"];
+        let [create, patch, authenticate] = names.map(compile);
         BodySchemas { variant, create, patch, authenticate }
     }
 }
 
 impl BodySchema {
-    /// Compiles a file of `schemas/`.
-    fn new(file: &str, mode: config::Validation) -> BodySchema {
-        let mut schema = parse(file);
+    fn new(mut schema: Value, mode: config::Validation) -> BodySchema {
         let email = schema["properties"]["email"].as_object_mut().expect("each schema has an address");
         let has_format = email.remove("format").is_some();
         // No keyword of the schemas has another meaning in this draft. Its own schema, which is compiled and kept, is one
@@ -194,8 +175,9 @@ mod tests {
 
     #[test]
     fn a_patch_has_the_rules_of_a_create() {
-        for (create, patch) in CREATE.into_iter().zip(PATCH) {
-            let (create, patch) = (parse(create), parse(patch));
+        for variant in [Schema::Basic, Schema::Strict] {
+            let [create, patch] =
+                ["create", "patch"].map(|kind| file(&format!("{kind}-user.basic.json"), variant).unwrap());
             let mut expected = create.clone();
             expected["title"] = patch["title"].clone();
             expected["properties"]["password"]["type"] = json!(["string", "null"]);

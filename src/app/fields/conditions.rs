@@ -55,15 +55,12 @@ fn tag_list(value: &str, weak: bool) -> Option<Vec<Revision>> {
     let mut revisions = Vec::new();
     let mut rest = value.trim_matches([' ', '\t', ',']);
     while !rest.is_empty() {
-        let (is_weak, tag) = match rest.strip_prefix("W/") {
-            Some(tag) => (true, tag),
-            None => (false, rest),
-        };
-        let (text, after) = tag.strip_prefix('"')?.split_once('"')?;
+        let weak_tag = rest.strip_prefix("W/");
+        let (text, after) = weak_tag.unwrap_or(rest).strip_prefix('"')?.split_once('"')?;
         if text.bytes().any(|byte| byte <= b' ' || byte == 0x7f) {
             return None;
         }
-        revisions.extend(revision(text).filter(|_| weak || !is_weak));
+        revisions.extend(revision(text).filter(|_| weak || weak_tag.is_none()));
         rest = after.trim_start_matches(SPACES);
         if !rest.is_empty() {
             rest = rest.strip_prefix(',')?.trim_start_matches([' ', '\t', ',']);
