@@ -159,19 +159,10 @@ fn credential(row: &Row) -> Result<Option<Credential>, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        App, Config, ScratchDatabase,
-        config::PasswordHashing,
-        users::{
-            password::{Hasher, Match},
-            revision::Condition,
-            user::{NewUser, UserChanges},
-        },
-    };
-    use std::{
-        thread,
-        time::{Duration, Instant},
-    };
+    use crate::users::password::{Hasher, Match};
+    use crate::users::user::{NewUser, UserChanges};
+    use crate::{App, Config, ScratchDatabase, config::PasswordHashing};
+    use std::thread;
 
     const PASSWORD: &str = "correct horse";
 
@@ -210,8 +201,8 @@ mod tests {
         let eve = create("Eve", "eve@example.com");
         unloaded.push(users.change_many(&[(&eve, deadline)]).remove(0).unwrap().user);
         let changes = UserChanges { name: Some("Robert".to_owned()), ..UserChanges::default() };
-        let condition = Condition::default();
-        let renamed = Update { id: 2, changes, condition, hash: None, is_single: false };
+        let renamed =
+            Update { id: 2, changes, condition: Condition::default(), hash: None, is_single: false };
         unloaded.extend(users.change_many(&[(&renamed, deadline)]).remove(0).unwrap());
         assert_eq!(unloaded.len(), 5);
         for user in unloaded {

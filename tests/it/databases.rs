@@ -300,6 +300,7 @@ fn start_of(url: &str) -> String {
 
 #[test]
 fn names_of_another_program_are_told_before_a_start_meets_them() {
+    const HISTORY: &str = "a table `refinery_schema_history`";
     for (sql, thing) in [
         ("create table credentials (id int)", "a table `credentials`"),
         ("create table user_counts (id int) partition by range (id)", "a table `user_counts`"),
@@ -330,25 +331,19 @@ fn names_of_another_program_are_told_before_a_start_meets_them() {
         ),
         ("create procedure idempotency_erase() language sql as 'select 1'", "a function `idempotency_erase`"),
         (
-            "create table refinery_schema_history (version int4, name text, applied_on text, checksum text); \
-             insert into refinery_schema_history values (1, 'orders', '', '123')",
-            "a table `refinery_schema_history`",
+            "create table refinery_schema_history as select 1 as version, 'orders' as name, '' as applied_on, '123' as checksum",
+            HISTORY,
         ),
         (
-            "create table refinery_schema_history (version int4, name text, applied_on text, checksum text); \
-             insert into refinery_schema_history values (20240101, 'users', '', '123')",
-            "a table `refinery_schema_history`",
-        ),
-        ("create table refinery_schema_history (id text)", "a table `refinery_schema_history`"),
-        (
-            "create table refinery_schema_history (version int4, checksum text)",
-            "a table `refinery_schema_history`",
+            "create table refinery_schema_history as select 20240101 as version, 'users' as name, '' as applied_on, '123' as checksum",
+            HISTORY,
         ),
         (
-            "create table refinery_schema_history (version text, name text, applied_on text, checksum text); \
-             insert into refinery_schema_history values ('one', '', '', '1')",
-            "a table `refinery_schema_history`",
+            "create table refinery_schema_history as select 'one' as version, '' as name, '' as applied_on, '1' as checksum",
+            HISTORY,
         ),
+        ("create table refinery_schema_history (id text)", HISTORY),
+        ("create table refinery_schema_history (version int4, checksum text)", HISTORY),
     ] {
         let database = Database::empty();
         database.run(sql);
