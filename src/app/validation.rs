@@ -8,6 +8,9 @@ use crate::users::email;
 use jsonschema::{ValidationError, Validator, error::ValidationErrorKind};
 use serde_json::{Map, Value};
 
+/// The names that the description has for the files of the schemas.
+const FILES: [&str; 3] = ["create-user.basic.json", "patch-user.basic.json", "authenticate.json"];
+
 /// Returns a schema of bodies by the name that the description has for its file in `schemas/`: the file, or its strict
 /// variant. `None` if no body is checked against it.
 pub fn file(name: &str, variant: Schema) -> Option<Value> {
@@ -48,8 +51,7 @@ impl BodySchemas {
     /// Compiles the schemas that the settings `SCHEMA` and `VALIDATION` select.
     pub fn new(variant: Schema, mode: config::Validation) -> BodySchemas {
         let compile = |name| BodySchema::new(file(name, variant).expect("a body has this schema"), mode);
-        let names = ["create-user.basic.json", "patch-user.basic.json", "authenticate.json"];
-        let [create, patch, authenticate] = names.map(compile);
+        let [create, patch, authenticate] = FILES.map(compile);
         BodySchemas { variant, create, patch, authenticate }
     }
 }
@@ -176,8 +178,7 @@ mod tests {
     #[test]
     fn a_patch_has_the_rules_of_a_create() {
         for variant in [Schema::Basic, Schema::Strict] {
-            let [create, patch] =
-                ["create", "patch"].map(|kind| file(&format!("{kind}-user.basic.json"), variant).unwrap());
+            let [create, patch, _] = FILES.map(|name| file(name, variant).unwrap());
             let mut expected = create.clone();
             expected["title"] = patch["title"].clone();
             expected["properties"]["password"]["type"] = json!(["string", "null"]);

@@ -83,6 +83,7 @@ fn the_log_has_its_address() {
         let mut process = Process::on(&database, &[("UI", ui)]);
         let url = process.wait_for_url();
         assert_eq!(process.client().get("/ui").status, status);
+        process.logs("GET /ui ");
         assert_eq!(process.stderr().contains(&format!("{url}/ui")), status == 200, "{}", process.stderr());
     }
 }
