@@ -123,10 +123,8 @@ pub mod transfer;
 pub mod users;
 
 pub use app::App;
-pub use config::{
-    AllowedOrigins, Config, ConfigError, Database, Limits, PasswordHashing, Schema, Secret, TrustedProxies,
-    Ui, Validation,
-};
+pub use config::{AllowedOrigins, Config, ConfigError, Database, Limits, PasswordHashing, Schema, Secret};
+pub use config::{TrustedProxies, Ui, Validation};
 #[cfg(feature = "command")]
 #[doc(hidden)]
 pub use db::check;

@@ -45,14 +45,13 @@ pub fn connector(_: &TlsSettings) -> Result<Connector, String> {
 #[cfg(feature = "tls")]
 mod verified {
     use super::{TlsSettings, Verify};
+    use rustls::SignatureScheme;
     use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
     use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor, verify_server_name};
     use rustls::crypto::{WebPkiSupportedAlgorithms, ring, verify_tls12_signature, verify_tls13_signature};
     use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject};
     use rustls::server::ParsedCertificate;
-    use rustls::{
-        CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
-    };
+    use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore};
     use std::{fmt::Display, fs, path::Path, sync::Arc};
 
     /// The signature of a handshake is verified with the key of a certificate, and rustls reads version 3 alone.

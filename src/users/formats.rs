@@ -1,9 +1,7 @@
 //! Hashes of passwords in the formats of other programs: what it costs to verify one, and whether it is one of a password.
 
-use argon2::{
-    Argon2, PasswordVerifier, Version,
-    password_hash::phc::{Output, PasswordHash as Phc, Salt},
-};
+use argon2::password_hash::phc::{Output, PasswordHash as Phc, Salt};
+use argon2::{Argon2, PasswordVerifier, Version};
 use base64ct::{Base64, Base64ShaCrypt, Base64Unpadded, Encoding};
 use bcrypt::HashParts;
 use hmac::{EagerHash, Hmac, KeyInit, Mac};

@@ -3,10 +3,8 @@
 pub use super::formats::is_hash;
 
 use super::formats::{BOUNDS, HashFormat, canonical};
-use crate::{
-    config::{PasswordHashing, Secret},
-    error::Error,
-};
+use crate::config::{PasswordHashing, Secret};
+use crate::error::Error;
 use argon2::{Algorithm, Argon2, Params, PasswordHasher, Version, password_hash::phc::PasswordHash as Phc};
 use serde_json::Value;
 use std::iter;

@@ -4,10 +4,8 @@
 //! the relation is made.
 
 use crate::error::Error;
-use std::{
-    fmt,
-    sync::{Arc, OnceLock},
-};
+use std::fmt;
+use std::sync::{Arc, OnceLock};
 
 /// Fetches the `T` that belongs to the record with this id, or `None` if it has none; one query an access.
 pub type Loader<T> = Arc<dyn Fn(i64) -> Result<Option<T>, Error> + Send + Sync>;

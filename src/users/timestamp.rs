@@ -2,13 +2,11 @@
 
 use serde::Serializer;
 use std::num::NonZero;
-use time::{
-    OffsetDateTime, UtcOffset,
-    format_description::well_known::{
-        Iso8601, Rfc3339,
-        iso8601::{Config, EncodedConfig, TimePrecision},
-    },
+use time::format_description::well_known::{
+    Iso8601, Rfc3339,
+    iso8601::{Config, EncodedConfig, TimePrecision},
 };
+use time::{OffsetDateTime, UtcOffset};
 
 const MICROSECONDS: EncodedConfig =
     Config::DEFAULT.set_time_precision(TimePrecision::Second { decimal_digits: NonZero::new(6) }).encode();

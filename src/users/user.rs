@@ -2,11 +2,9 @@
 //!
 //! Knows neither SQL nor HTTP; values come as JSON objects and leave as JSON.
 
-use crate::{
-    config::Secret,
-    error::{Error, HAS_NUL, Violation},
-    users::{password::PasswordHash, relation::Relation, revision::Revision, timestamp},
-};
+use crate::config::Secret;
+use crate::error::{Error, HAS_NUL, Violation};
+use crate::users::{password::PasswordHash, relation::Relation, revision::Revision, timestamp};
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 use time::OffsetDateTime;
