@@ -156,20 +156,17 @@ mod tests {
     use time::OffsetDateTime;
 
     const FIRST: PageRequest = PageRequest { page: 1, per_page: 15, is_from_end: false };
-
-    fn all(page: PageRequest) -> ListRequest {
-        ListRequest::Paged { page, email: None }
-    }
+    const ALL: fn(PageRequest) -> ListRequest = |page| ListRequest::Paged { page, email: None };
 
     #[test]
     fn an_empty_list() {
-        let page = List(all(FIRST)).answer(Listed::default());
+        let page = List(ALL(FIRST)).answer(Listed::default());
         assert_eq!(
             body_text(page),
             r#"{"data":[],"total":0,"perPage":15,"currentPage":1,"lastPage":1,"from":0,"to":0,"hasMorePages":false}
 "#
         );
-        let far = List(all(PageRequest { page: i64::MAX, ..FIRST }));
+        let far = List(ALL(PageRequest { page: i64::MAX, ..FIRST }));
         let far = far.answer(Listed { total: 31, users: vec![] }).value();
         assert_eq!(
             (&far["lastPage"], &far["hasMorePages"], &far["from"]),
@@ -226,7 +223,7 @@ mod tests {
             let time = "1970-01-01T00:00:00.000000Z";
             json!({"id": id, "name": name, "email": "a@b.co", "createdAt": time, "updatedAt": time})
         };
-        let second = all(PageRequest { page: 2, per_page: 3, ..FIRST });
+        let second = ALL(PageRequest { page: 2, per_page: 3, ..FIRST });
         let page = body_text(list(second, &["\"", "\"\""]));
         let expected = json!({
             "data": [user("4", "\""), user("5", "\"\"")], "total": 7, "perPage": 3, "currentPage": 2,
