@@ -5,8 +5,9 @@ pub use super::counts::compare as compare_counts;
 pub use super::findings::{Finding, Weight};
 
 use super::connect::Servers;
-use super::findings::{BLOCKED, add, hazards, lines};
+use super::findings::{BLOCKED, add, hazards};
 use super::migrate::{Migrations, connect_migrated, refuse_one_session};
+use super::session::lines;
 use super::{counts, explain};
 use crate::{config::Config, error::StartError};
 use Weight::{Fine, Note, Problem};

@@ -2,7 +2,7 @@
 //! harms nobody. A start warns of them, and `userd check` prints them: both ask here.
 
 use super::connect::{LENT, Servers};
-use super::session::Param;
+use super::session::lines;
 use super::settings;
 use postgres::{Client, Error, types::Type};
 
@@ -126,9 +126,4 @@ pub(super) fn add(
     lines: impl IntoIterator<Item = impl Into<String>>,
 ) {
     findings.extend(lines.into_iter().map(|line| Finding { weight, subject, line: line.into() }));
-}
-
-/// Returns the rows of a statement, each of which is a line.
-pub(super) fn lines(client: &mut Client, sql: &str, params: &[Param]) -> Result<Vec<String>, Error> {
-    Ok(client.query_typed(sql, params)?.iter().map(|row| row.get(0)).collect())
 }

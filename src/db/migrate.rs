@@ -2,7 +2,8 @@
 
 use super::connect::Servers;
 use super::explain;
-use super::findings::{BLOCKED, ROW_SECURITY, hazards, lines};
+use super::findings::{BLOCKED, ROW_SECURITY, hazards};
+use super::session::lines;
 use super::sqlstate::{is_missing, is_of_other_columns};
 use crate::{config::ConfigError, error::StartError};
 use postgres::{Client, Row, Transaction, types::Type};

@@ -1,7 +1,7 @@
 //! Settings that the statements of a service need in their session. userd sets them at the opening of each. Behind a
 //! pooler, which lends another session to each transaction, the role has to have them, and `userd check` compares.
 
-use super::{findings::lines, session::Param};
+use super::session::{Param, lines};
 use postgres::{Client, types::Type};
 use std::time::Duration;
 
