@@ -7,9 +7,7 @@ use userd::private_postgres::{Account, User};
 /// Makes a process of root this account's for good, with all its threads. After an error the process must end: its rights
 /// are not known.
 pub fn give_up(account: &Account) -> io::Result<()> {
-    let Some((uid, gid)) = account.instead_of_root() else {
-        return Ok(());
-    };
+    let Some((uid, gid)) = account.instead_of_root() else { return Ok(()) };
     let name = User::with_uid(uid).map_or_else(|| uid.to_string(), |user| user.name);
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
     let failed = |error| io::Error::other(format!("root cannot become user {name}: {error}"));

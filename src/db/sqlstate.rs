@@ -33,9 +33,7 @@ pub(super) enum Meaning {
 
 impl Meaning {
     pub(super) fn of(error: &postgres::Error) -> Meaning {
-        let Some(error) = error.as_db_error() else {
-            return Meaning::Statement;
-        };
+        let Some(error) = error.as_db_error() else { return Meaning::Statement };
         // The SQLSTATE of a plan that does not fit, 0A000, is that of many other refusals.
         if error.routine() == Some("RevalidateCachedQuery") {
             return Meaning::Outdated;

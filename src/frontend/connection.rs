@@ -111,9 +111,7 @@ impl Connection {
 
     /// Hands the complete request over to a worker, once, with the memory that is counted for it.
     pub fn claim(&mut self, index: u32, limits: &Limits, budget: &Budget) -> Option<Claimed> {
-        let State::Working { since, request: work, input } = &mut self.state else {
-            return None;
-        };
+        let State::Working { since, request: work, input } = &mut self.state else { return None };
         let request = work.request.take()?;
         let bytes = counted(request.memory());
         self.held.set(counted(input.len()));

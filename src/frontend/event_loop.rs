@@ -187,12 +187,8 @@ impl EventLoop {
 
     /// Calls a connection, and then waits for it, queues it or closes it as it asks.
     fn call(&mut self, index: u32, work: impl FnOnce(&mut Connection, &mut Context) -> Action) {
-        let Some(mut entry) = self.slots.lock(index) else {
-            return;
-        };
-        let Entry { connection: Some(connection), has_ticket } = &mut *entry else {
-            return;
-        };
+        let Some(mut entry) = self.slots.lock(index) else { return };
+        let Entry { connection: Some(connection), has_ticket } = &mut *entry else { return };
         let (was_surplus, held) = (connection.surplus, connection.held.bytes());
         // A panic ends one connection. The logger of a program that embeds the service may panic.
         let work = AssertUnwindSafe(|| work(connection, &mut self.context));

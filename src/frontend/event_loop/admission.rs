@@ -96,9 +96,7 @@ impl EventLoop {
     /// Closes a connection to make way for others or to free memory. Returns false if none may be closed.
     fn make_way(&mut self, why: Reason, newcomer: Option<Peer>) -> bool {
         for _ in 0..TRIES {
-            let Some(index) = self.pick(why, newcomer) else {
-                return false;
-            };
+            let Some(index) = self.pick(why, newcomer) else { return false };
             let mut gone = false;
             self.call(index, |connection, context| {
                 let action = connection.end(Some(why), index, context);
@@ -176,9 +174,7 @@ impl EventLoop {
         let surplus = self.slots.each(|index, connection| {
             connection.surplus.then(|| (connection.deadline(&self.context.limits), index))
         });
-        let Some((_, index)) = surplus.into_iter().min() else {
-            return false;
-        };
+        let Some((_, index)) = surplus.into_iter().min() else { return false };
         self.call(index, |connection, context| {
             // Unread bytes would reset the connection, and the reset overtakes the answer.
             connection.readable = true;

@@ -69,9 +69,7 @@ impl Incoming {
                 Part::Size => (MAX_CHUNK_LINE, Error::BadRequest("a chunk's size line is too long")),
                 Part::Trailer => (limits.max_head_bytes - self.dropped, Error::HeadTooLarge),
             };
-            let Some(line) = line(rest, most, too_long)? else {
-                return Ok(false);
-            };
+            let Some(line) = line(rest, most, too_long)? else { return Ok(false) };
             *used += line.len() + 2;
             if matches!(self.next, Part::Trailer) && line.is_empty() {
                 return Ok(true);

@@ -19,9 +19,7 @@ pub fn client(fields: &[httparse::Header], trusted: &TrustedProxies) -> Option<I
     let hops = fields.flat_map(|field| std::str::from_utf8(field.value).unwrap_or_default().split(','));
     let mut found = None;
     for hop in hops.rev() {
-        let Some(address) = address(hop.trim()) else {
-            break;
-        };
+        let Some(address) = address(hop.trim()) else { break };
         found = Some(address);
         if !trusted.contains(found) {
             break;

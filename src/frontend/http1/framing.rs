@@ -114,9 +114,7 @@ impl Framing {
                 (None, Some(0)) if self.empty_lines == 2 => return Err(Error::BadRequest(PROXY_PROTOCOL)),
                 (None, _) => (left.min(limits.max_request_line_bytes), Error::UriTooLong),
             };
-            let Some(line) = line(&bytes[self.line..], most, too_long)? else {
-                return Ok(None);
-            };
+            let Some(line) = line(&bytes[self.line..], most, too_long)? else { return Ok(None) };
             self.line += line.len() + 2;
             if self.line > limits.max_head_bytes {
                 return Err(Error::HeadTooLarge);

@@ -949,9 +949,7 @@ impl Drop for Elsewhere {
 /// Not a test: the other process, started by the tests below with `FRONTEND_TASK` set.
 #[test]
 fn elsewhere() {
-    let Ok(task) = std::env::var("FRONTEND_TASK") else {
-        return;
-    };
+    let Ok(task) = std::env::var("FRONTEND_TASK") else { return };
     let argument: usize = std::env::var("FRONTEND_ARGUMENT").unwrap().parse().unwrap();
     if task == "again and again" {
         return again_and_again(argument);

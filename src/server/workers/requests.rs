@@ -44,9 +44,7 @@ impl Workers {
         // The threads own the figures, so the figures must not own the threads.
         let dispatch = Arc::downgrade(&self.dispatch);
         Box::new(move |text| {
-            let Some(dispatch) = dispatch.upgrade() else {
-                return;
-            };
+            let Some(dispatch) = dispatch.upgrade() else { return };
             let schedule = dispatch.schedule.lock();
             let (queued, hashes) = (schedule.lanes.len(), schedule.lanes.hashes_waiting());
             drop(schedule);
