@@ -78,8 +78,9 @@ impl BodySchema {
         };
         let mut violations: Vec<Violation> = self.validator.iter_errors(&body).map(violation).collect();
         if let Some(message) = problem {
-            // Fields are judged in the order of their names, and an address is the first one.
-            let of_address = violations.iter().take_while(|found| found.path == "/email").count();
+            // Missing fields are told first, then fields in the order of their names, of which an address is the first one.
+            let is_before = |found: &&Violation| found.keyword == "required" || found.path == "/email";
+            let of_address = violations.iter().take_while(is_before).count();
             let (path, keyword) = ("/email".to_owned(), "format".to_owned());
             violations.insert(of_address, Violation { path, keyword, message });
         }
@@ -173,6 +174,13 @@ mod tests {
         assert!(strict.contains(&"/password required: is required".to_owned()), "{strict:?}");
         let passes = json!({"name": "n", "email": "a@b.co", "password": "12345678", "more": 1});
         assert_eq!(violations(Schema::Strict, passes), Vec::<String>::new());
+        // Clients show the first one.
+        let several = violations(Schema::Strict, json!({"email": "bad", "password": "short"}));
+        let first: Vec<_> = several.iter().map(|line| line.split(':').next().unwrap()).collect();
+        assert_eq!(first, ["/name required", "/email format", "/password minLength"]);
+        let address = violations(Schema::Strict, json!({"name": 5, "email": "", "password": "long enough"}));
+        let first: Vec<_> = address.iter().map(|line| line.split(':').next().unwrap()).collect();
+        assert_eq!(first, ["/email format", "/name type"]);
     }
 
     #[test]
