@@ -139,11 +139,11 @@ impl Servers {
 
     /// Returns a session without bounds for its statements, as migrations, exports and imports take long. Tries until
     /// `db_connect_timeout` is up, with a line in the log for each try. A refusal that a retry would not change ends it at
-    /// once. The first session shows if a pooler lends it.
+    /// once. The first session shows if a pooler lends it: that, and one more connect, may take two seconds each beyond it.
     pub fn connect_for_long(&self) -> Result<Client, StartError> {
         const PAUSE: Duration = Duration::from_millis(500);
         const NO_BOUNDS: &str = "set statement_timeout = 0; set lock_timeout = 0";
-        let deadline = Instant::now() + self.config.db_connect_timeout;
+        let mut deadline = Instant::now() + self.config.db_connect_timeout;
         let mut error = ConnectError::Silent;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -153,6 +153,8 @@ impl Servers {
                 Ok(client) => {
                     let is_lent = self.lends(client);
                     self.are_own.lock().get_or_insert(!is_lent);
+                    // The server has answered, and the look for a pooler may have used up the time.
+                    deadline = deadline.max(Instant::now() + CONNECT_TIMEOUT);
                     continue;
                 }
                 // The last try has too little time for an answer, so that the error of an earlier one is reported.

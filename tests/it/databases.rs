@@ -186,6 +186,18 @@ fn a_server_that_was_silent_is_found_again() {
     eventually(LONG, "it is ready", || client.get("/readyz").status == 200);
 }
 
+/// The look for a pooler takes longer than the time to connect, but the server has answered.
+#[test]
+fn a_server_that_is_far_away_is_connected_to() {
+    let database = Database::create();
+    let (proxy, _) = database.proxied();
+    proxy.set(Weather::Slow(Duration::from_millis(20)));
+    let mut process = Process::at(&database.url_at(proxy.port()), &[("DB_CONNECT_TIMEOUT", "0.5")]);
+    let mut client = process.client();
+    assert_eq!(client.post("/users", ADA).status, 201);
+    assert_eq!(client.get("/users/1").json()["name"], "Ada");
+}
+
 /// PostgreSQL that asks the role `app` for its password, and no other role.
 fn with_a_password(password: &str) -> Own {
     let own = Own::start();
