@@ -1,5 +1,5 @@
 //! Findings about a database: what makes a service unsafe or fails its requests, each with the statement that mends it and
-//! harms nobody. A start warns of them, and `userd check` prints them: both ask here.
+//! leaves other programs alone. A start warns of them, and `userd check` prints them: both ask here.
 
 use super::connect::{LENT, Servers};
 use super::session::lines;

@@ -227,7 +227,7 @@ impl<R: BufRead> Document<'_, R> {
     }
 
     /// Reads an object behind its opening bracket. Returns whether it has users, or an empty array that could have some.
-    /// Of the elements of an array only a 0 is kept, so that the outline of the object fits into memory.
+    /// Keeps a 0 for the elements of an array, so that the outline of the object fits into memory.
     fn object(&mut self, mut outline: Vec<u8>, rules: &Rules) -> Result<bool, TransferError> {
         outline.push(b'{');
         loop {
