@@ -172,7 +172,7 @@ fn examine(config: &Config, with_counts: bool, findings: &mut Vec<Finding>) -> R
         add(findings, Problem, "database", [line]);
     }
     let missing = migrations.missing(client);
-    findings.extend(hazards(&servers, client, missing.is_ok())?);
+    hazards(&servers, client, missing.is_ok(), findings)?;
     if !servers.prepared() && !findings.iter().any(|finding| finding.subject == "settings") {
         add(findings, Fine, "settings", ["the role has the settings that userd needs behind a pooler"]);
     }

@@ -100,22 +100,26 @@ pub(super) const ROW_SECURITY: &str = "\
 const TABLES: [&str; 5] =
     ["users", "credentials", "idempotency_keys", "user_counts", "refinery_schema_history"];
 
-/// Returns the findings that a start warns of. `are_ours`: the tables, if there are some, are userd's. Rows, columns and
+/// Adds the findings that a start warns of, up to a question that the catalog does not answer. `are_ours`: the tables, if there are some, are userd's. Rows, columns and
 /// rules of other programs' tables are not looked at.
-pub(super) fn hazards(servers: &Servers, client: &mut Client, are_ours: bool) -> Result<Vec<Finding>, Error> {
-    let mut findings = Vec::new();
-    add(&mut findings, Weight::Note, "database", servers.found_pooler().then_some(LENT));
+pub(super) fn hazards(
+    servers: &Servers,
+    client: &mut Client,
+    are_ours: bool,
+    findings: &mut Vec<Finding>,
+) -> Result<(), Error> {
+    add(findings, Weight::Note, "database", servers.found_pooler().then_some(LENT));
     if !servers.prepared() {
         let lacking = settings::lacking(client, servers.statement_timeout())?;
-        add(&mut findings, Weight::Problem, "settings", lacking);
+        add(findings, Weight::Problem, "settings", lacking);
     }
-    add(&mut findings, Weight::Problem, "schema", lines(client, OPEN_SCHEMAS, &[])?);
+    add(findings, Weight::Problem, "schema", lines(client, OPEN_SCHEMAS, &[])?);
     if are_ours {
         let hidden = lines(client, ROW_SECURITY, &[(&&TABLES[..], Type::TEXT_ARRAY)])?;
-        add(&mut findings, Weight::Problem, "tables", hidden);
-        add(&mut findings, Weight::Problem, "tables", lines(client, ADDED, &[])?);
+        add(findings, Weight::Problem, "tables", hidden);
+        add(findings, Weight::Problem, "tables", lines(client, ADDED, &[])?);
     }
-    Ok(findings)
+    Ok(())
 }
 
 /// Adds a finding for each line.

@@ -243,7 +243,8 @@ fn refuse_names_of_another_program(client: &mut Client, names: &[&str]) -> Resul
 /// Writes the hazards to the log. Settings that the role lacks are in the line of the pooler. A start goes on if the
 /// catalog cannot be read.
 fn warn(servers: &Servers, client: &mut Client, are_ours: bool) {
-    let found = hazards(servers, client, are_ours).unwrap_or_default();
+    let mut found = Vec::new();
+    let _ = hazards(servers, client, are_ours, &mut found);
     for group in found.chunk_by(|_, next| next.subject == "settings") {
         let lines: Vec<&str> = group.iter().map(|finding| &*finding.line).collect();
         log::warn!("{}", lines.join("; "));
