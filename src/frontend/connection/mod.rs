@@ -248,7 +248,7 @@ impl Connection {
     fn parse(&mut self, fresh: &[u8], context: &mut Context) {
         let (now, limits) = (context.now, &context.limits);
         let (mut framing, mut input, mut began) = match mem::replace(&mut self.state, State::Closing) {
-            State::Arriving { since, framing, input } => (framing, input, Some(since)),
+            State::Arriving { since, framing, input, .. } => (framing, input, Some(since)),
             State::Idle { input, .. } => (Framing::default(), input, None),
             other => return self.state = other,
         };
@@ -271,20 +271,20 @@ impl Connection {
         }
         // All of a body is counted before it arrives.
         self.held.set(counted(input.len()) + framing.most(limits).map_or(0, counted));
-        self.state = State::Arriving { since: began.unwrap_or(now), framing, input };
-        match step {
-            Err(error) => self.refuse(&error, context),
-            Ok(Parsed::Continue) if !context.resources.budget.is_exceeded() => self.ask_for_body(),
-            Ok(_) => {}
+        let awaits_continue = matches!(step, Ok(Parsed::Continue));
+        self.state = State::Arriving { since: began.unwrap_or(now), framing, input, awaits_continue };
+        if let Err(error) = step {
+            self.refuse(&error, context);
         }
     }
 
-    /// Sends 100 (Continue). If the socket does not take so few bytes, the client has not read earlier answers; it gets
-    /// no more.
-    fn ask_for_body(&mut self) {
-        if self.stream.send_with_flags(CONTINUE, MSG_NOSIGNAL).ok() != Some(CONTINUE.len()) {
-            self.give_up();
-        }
+    /// Sends 100 (Continue), if the client waits for it. If the socket does not take so few bytes, the client has not read
+    /// earlier answers; it gets no more.
+    pub fn ask_for_body(&mut self, _: &mut Context) -> Action {
+        let State::Arriving { awaits_continue, .. } = &mut self.state else { return Action::Wait };
+        let is_sent = !mem::take(awaits_continue)
+            || self.stream.send_with_flags(CONTINUE, MSG_NOSIGNAL).ok() == Some(CONTINUE.len());
+        if is_sent { Action::Wait } else { Action::Close }
     }
 
     /// Answers a complete request, if it has an answer already, or keeps it until a worker claims it.

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 pub(super) enum State {
     /// Between requests; the beginning of the next one may have been read with the last.
     Idle { since: Instant, input: Vec<u8> },
-    /// A head or a body is arriving.
-    Arriving { since: Instant, framing: Framing, input: Vec<u8> },
+    /// A head or a body is arriving. The client may wait for a 100 (Continue) before it sends the body.
+    Arriving { since: Instant, framing: Framing, input: Vec<u8>, awaits_continue: bool },
     /// The request is complete, and waits for a worker or is with one.
     Working { since: Instant, request: InWork, input: Vec<u8> },
     /// The socket did not take all of an answer.
@@ -55,6 +55,11 @@ impl Connection {
     /// Returns whether a request is arriving, or is with the workers.
     pub fn has_request(&self) -> bool {
         matches!(self.state, State::Arriving { .. } | State::Working { .. })
+    }
+
+    /// Returns whether the client waits for a 100 (Continue).
+    pub fn awaits_continue(&self) -> bool {
+        matches!(self.state, State::Arriving { awaits_continue: true, .. })
     }
 
     /// Returns whether it waits for the answer of a worker.

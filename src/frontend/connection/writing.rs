@@ -179,7 +179,7 @@ impl Connection {
     }
 
     /// Gives up a client that does not read any more: nothing is sent to it or read from it.
-    pub(super) fn give_up(&mut self) {
+    fn give_up(&mut self) {
         self.state = State::Closing;
         self.readable = false;
     }

@@ -197,6 +197,7 @@ impl EventLoop {
             Action::Close
         });
         let (holder, grown) = (connection.holder, connection.held.bytes() > held);
+        let awaits_continue = connection.awaits_continue();
         if mem::take(&mut self.context.has_passed) && !mem::replace(has_ticket, true) {
             self.passed.push(index);
         }
@@ -214,6 +215,10 @@ impl EventLoop {
         drop(entry);
         if grown && self.context.resources.budget.is_exceeded() {
             self.make_memory(index, holder);
+        }
+        // There is memory for the body now, or the client was refused.
+        if awaits_continue {
+            self.call(index, Connection::ask_for_body);
         }
     }
 

@@ -111,15 +111,62 @@ fn a_body_in_chunks_has_memory_for_the_largest() {
     until(|| (harness.budget.held() == 0).then_some(()));
 }
 
+/// A request that waits to be told to go on (`Expect: 100-continue`).
+fn expecting(length: usize) -> String {
+    post(length).replace("Host", "Expect: 100-continue\r\nHost")
+}
+
+/// A client that waits for a 100 is told to go on, or that there is no memory. Before each row, memory is held: by two
+/// clients whose bodies are incomplete and have waited for so long that one makes way, by two that have not, or by a worker.
 #[test]
-fn nobody_is_told_to_continue_where_there_is_no_memory() {
-    let harness = harness();
-    let expecting = post(60_000).replace("Host", "Expect: 100-continue\r\nHost");
-    let mut clients = [sent(&harness, &expecting), sent(&harness, &expecting)];
-    for client in &mut clients {
-        assert_eq!(client.answer().status, 100);
+fn a_client_that_waits_to_go_on_is_always_told() {
+    let chunked = expecting(0).replace("Content-Length: 0", "Transfer-Encoding: chunked");
+    let rows = [
+        (expecting(60_000), true, 100),
+        (chunked.clone(), true, 100),
+        (expecting(60_000), false, 503),
+        (chunked, false, 503),
+        // A request that is so small that it is not counted needs no memory of others.
+        (expecting(500), false, 100),
+        (expecting(500).replace("Host: a", &format!("Host: a\r\nX: {}", "x".repeat(5000))), false, 503),
+    ];
+    for (request, makes_way, status) in rows {
+        let harness = harness();
+        let held = [(); 2].map(|()| sent(&harness, expecting(60_000)));
+        let [mut first, mut second] = held;
+        assert_eq!((first.answer().status, second.answer().status), (100, 100));
+        let worker = (!makes_way).then(|| harness.budget.count(20 * KIB));
+        if makes_way {
+            pause(Duration::from_millis(1100));
+        }
+        let mut client = sent(&harness, &request);
+        assert_eq!(client.answer().status, status, "{request}");
+        if makes_way {
+            is_refused(first);
+        }
+        if status == 503 {
+            assert!(client.ends());
+            continue;
+        }
+        let (body, length) = match request.contains("chunked") {
+            true => (format!("ea60\r\n{}\r\n0\r\n\r\n", "x".repeat(60_000)), 60_000),
+            false if makes_way => ("x".repeat(60_000), 60_000),
+            false => ("x".repeat(500), 500),
+        };
+        assert_eq!(client.send(body).answer().json()["body"].as_str().map(str::len), Some(length));
+        drop(worker);
+        assert_eq!(second.send("x".repeat(60_000)).answer().status, 200);
     }
-    is_refused(sent(&harness, &expecting));
+}
+
+/// What has come of a body before its client was made way for counts, too: it is not told to send what it has sent.
+#[test]
+fn a_client_that_has_not_waited_is_not_told_to_go_on() {
+    let harness = harness();
+    let _held = [(); 2].map(|()| sent(&harness, post(60_000) + "x"));
+    pause(Duration::from_millis(1100));
+    let mut client = sent(&harness, expecting(60_000) + &"x".repeat(30_000));
+    assert_eq!(client.send("x".repeat(30_000)).answer().status, 200);
 }
 
 #[test]
