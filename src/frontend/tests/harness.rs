@@ -113,6 +113,7 @@ impl Harness {
         let (own, own_slots, may_claim) = (Arc::clone(&tiny), Arc::clone(&slots), Arc::clone(&claims));
         threads.push(thread::spawn(move || {
             while let Ok(ticket) = own.recv() {
+                assert!(ticket.headers().is_empty() && ticket.body_length().is_none(), "{}", ticket.url());
                 let _claiming = may_claim.lock().unwrap();
                 own_slots.claim(ticket.url()).for_each(|claimed| sender.send(claimed).unwrap());
                 drop(ticket.into_writer());

@@ -1,5 +1,6 @@
-//! The published defects of tiny_http 0.12 (CVE-2026-66752: Transfer-Encoding, CVE-2026-66753: CR and LF in fields), as
-//! a client would use them, and what reaches the workers then.
+//! The published defects of tiny_http 0.12 (CVE-2026-66752: Transfer-Encoding, CVE-2026-66753: CR and LF in fields, pull
+//! request 290: a declared length is allocated), as a client would use them, and what reaches the workers then. The
+//! harness checks that no ticket has fields or a body.
 
 use super::harness::Harness;
 use serde_json::json;
@@ -15,6 +16,7 @@ fn no_client_reaches_the_defects_of_tiny_http() {
         ("Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n", 400),
         ("Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", 501),
         ("Transfer-Encoding: \u{b}chunked\r\n\r\n0\r\n\r\n", 400),
+        ("Content-Length: 99999999999\r\n\r\nx", 413),
         ("Origin: a\rX-Smuggled: 1\r\n\r\n", 400),
         ("Origin: a\nX-Smuggled: 1\r\n\r\n", 400),
         ("Origin: a\r\n X-Smuggled: 1\r\n\r\n", 400),
@@ -22,6 +24,10 @@ fn no_client_reaches_the_defects_of_tiny_http() {
     ] {
         assert_eq!(harness.connect().send(request(fields)).answer().status, status, "{fields:?}");
     }
+    // A body of a length that is allowed, and that never comes.
+    let mut short = harness.connect();
+    short.send(request("Content-Length: 60000\r\n\r\nx")).finish();
+    assert!(short.ends());
     assert_eq!(harness.gate.seen.load(Ordering::SeqCst), 0, "nothing arrives");
 
     // A request that is served reaches its worker as it was sent, and tiny_http not at all.
