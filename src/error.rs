@@ -154,7 +154,9 @@ impl Error {
                 explained(403, "Cross-origin request refused", "ALLOWED_ORIGINS does not name this origin")
             }
             Error::HostNotAllowed => {
-                explained(403, "Host not allowed", "ALLOWED_HOSTS does not name this host")
+                const ADD: &str = "ALLOWED_HOSTS does not name this host: add its name, without a port, as in \
+                                   ALLOWED_HOSTS=users.example,www.example";
+                explained(403, "Host not allowed", ADD)
             }
             Error::AlreadyExists => fixed(409, "Already exists"),
             Error::KeyReused => fixed(422, "Idempotency-Key reused"),

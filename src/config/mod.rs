@@ -435,6 +435,18 @@ mod tests {
             ("TRUSTED_PROXIES", "10.0.0.0/33"),
             ("ALLOWED_HOSTS", "http://a"),
             ("ALLOWED_HOSTS", "a:80"),
+            ("ALLOWED_HOSTS", "*.example.com"),
+            ("ALLOWED_HOSTS", ".example.com"),
+            ("ALLOWED_HOSTS", "a.example,.example.com"),
+            ("ALLOWED_HOSTS", "a.example.."),
+            ("ALLOWED_HOSTS", "a..example"),
+            ("ALLOWED_HOSTS", "-"),
+            ("ALLOWED_HOSTS", "a-.example"),
+            ("ALLOWED_HOSTS", "."),
+            ("ALLOWED_HOSTS", ".."),
+            ("ALLOWED_HOSTS", "[::1]"),
+            ("ALLOWED_HOSTS", "bücher.example"),
+            ("ALLOWED_HOSTS", "[\"a.example\"]"),
             ("API_TOKEN", "a é"),
             ("API_TOKEN", " \t"),
             ("API_TOKEN", "Bearer a"),
@@ -474,7 +486,8 @@ mod tests {
     #[test]
     fn bounds_of_a_configuration_are_those_of_its_variables() {
         type Change = fn(&mut Config);
-        let changes: [(&str, Change); 4] = [
+        let changes: [(&str, Change); 5] = [
+            ("ALLOWED_HOSTS", |config| config.allowed_hosts = vec![".example.com".to_owned()]),
             ("WORKERS", |config| config.workers = 0),
             ("MAX_PER_PAGE", |config| config.max_per_page = 1_000_001),
             ("STOP_TIMEOUT", |config| config.limits.stop_timeout = Duration::ZERO),
@@ -578,10 +591,10 @@ mod tests {
     #[test]
     fn lists() {
         let config =
-            from(&[("TRUSTED_PROXIES", "127.0.0.1, unix"), ("ALLOWED_HOSTS", "a.example, B.example")]);
+            from(&[("TRUSTED_PROXIES", "127.0.0.1, unix"), ("ALLOWED_HOSTS", "a.example, B.example. x_1 *")]);
         let config = config.unwrap();
         assert!(config.limits.trusted_proxies.contains(None));
-        assert_eq!(config.allowed_hosts, ["a.example", "B.example"]);
+        assert_eq!(config.allowed_hosts, ["a.example", "B.example.", "x_1", "*"]);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Origins whose pages may use the service from a browser.
 
-use super::value::list;
+use super::value::{is_host_name, list};
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::{fmt, str::FromStr, sync::Arc};
 
 /// Exact origins (`https://app.example`), and `*` for any. Parsed from a list, separated by commas or spaces. Empty by
@@ -40,18 +41,35 @@ impl FromStr for AllowedOrigins {
 fn origin(entry: &str) -> Result<Arc<str>, String> {
     let lower = entry.to_ascii_lowercase();
     let (scheme, authority) = lower.split_once("://").unwrap_or_default();
-    let has_only = |text: &str, more: &str| {
-        !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || more.contains(c))
+    let is_scheme =
+        !scheme.is_empty() && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c));
+    // The colons of an IPv6 address are within brackets.
+    let (host, port) = match authority.rsplit_once(':') {
+        Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
+        _ => (authority, None),
     };
-    let port = authority.rsplit_once(':').map(|(_, port)| port);
-    let has_own_port = matches!((scheme, port), ("https", Some("443")) | ("http", Some("80")));
-    if entry == "*" || (has_only(scheme, "+-.") && has_only(authority, "-._:[]") && !has_own_port) {
+    let is_written_so = |port: &str| port.parse::<u16>().is_ok_and(|number| number.to_string() == port);
+    let is_port = match (scheme, port) {
+        ("https", Some("443")) | ("http", Some("80")) => false,
+        (_, port) => port.is_none_or(is_written_so),
+    };
+    if entry == "*" || (is_scheme && is_host(host) && is_port) {
         return Ok(lower.into());
     }
     Err(format!(
         "{entry:?} is no origin as browsers send it: write scheme://host or scheme://host:port in ASCII (xn--…), without a \
          slash at its end and without the port that its scheme has anyway"
     ))
+}
+
+/// Returns whether browsers write a host so: a name, or an address in its one shortest form.
+fn is_host(host: &str) -> bool {
+    if let Some(address) = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+        return address.parse::<Ipv6Addr>().is_ok_and(|parsed| parsed.to_string() == address);
+    }
+    let is_number = |label: &str| label.bytes().all(|byte| byte.is_ascii_digit());
+    is_host_name(host)
+        && (!host.rsplit('.').next().is_some_and(is_number) || host.parse::<Ipv4Addr>().is_ok())
 }
 
 #[cfg(test)]
@@ -82,6 +100,19 @@ mod tests {
             ("https://app.example:443", Err("is no origin")),
             ("http://a:80", Err("is no origin")),
             ("https://bücher.example", Err("is no origin")),
+            ("https://.example.com", Err("is no origin")),
+            ("https://app..example", Err("is no origin")),
+            ("https://-", Err("is no origin")),
+            ("https://app.example:", Err("is no origin")),
+            ("https://app.example:080", Err("is no origin")),
+            ("https://app.example:65536", Err("is no origin")),
+            ("https://app.example:*", Err("is no origin")),
+            ("http://127.1", Err("is no origin")),
+            ("http://[::1", Err("is no origin")),
+            ("http://[0:0::1]", Err("is no origin")),
+            ("http://::1", Err("is no origin")),
+            ("http://my_app.test:8080", Ok("http://my_app.test:8080")),
+            ("http://192.168.0.7:8080", Ok("http://192.168.0.7:8080")),
             ("https://a.example https://b.example/", Err("\"https://b.example/\"")),
         ];
         for (text, expected) in rows {

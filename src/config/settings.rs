@@ -113,7 +113,7 @@ pub const SETTINGS: &[Setting] = &[
     setting("API_TOKEN_LOGIN_FILE", of_command, "File that holds that token"),
     setting("AUTH_ATTEMPTS", |c, text| whole(&mut c.auth_attempts, text, 0..=1_000_000),
         "Wrong passwords a minute from one peer for one e-mail address; 0 for any number"),
-    setting("ALLOWED_HOSTS", |c, text| value(&mut c.allowed_hosts, text, |text| list(text, host_name), |names| names.join(",")),
+    setting("ALLOWED_HOSTS", |c, text| hosts(&mut c.allowed_hosts, text),
         "Further host names that requests without a token may name; `*` for any"),
     setting("ALLOWED_ORIGINS", |c, text| value(&mut c.limits.allowed_origins, text, str::parse, AllowedOrigins::to_string),
         "Origins whose pages may use the service from a browser (CORS); `*` for any, only with a token"),

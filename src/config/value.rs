@@ -126,10 +126,27 @@ pub(super) fn list<T>(text: &str, parse: impl Fn(&str) -> Result<T, String>) -> 
     entries.filter(|entry| !entry.is_empty()).map(parse).collect()
 }
 
-/// Returns the name of a host in a list, or `*`, which stands for any.
-pub(super) fn host_name(name: &str) -> Result<String, String> {
-    let is_name = name == "*" || name.chars().all(|c| c.is_ascii_alphanumeric() || "-._".contains(c));
-    if is_name { Ok(name.to_owned()) } else { Err(format!("{name:?} is not a host name")) }
+/// Names of hosts, or `*` for any.
+pub(super) fn hosts(field: &mut Vec<String>, text: Option<&str>) -> Shown {
+    let text = text.map_or_else(|| field.join(","), str::to_owned);
+    *field = list(&text, |entry| match entry {
+        name if name == "*" || is_host_name(name) => Ok(name.to_owned()),
+        _ => Err(format!(
+            "{entry:?} is no name of a host: write each name out in ASCII (xn--…), without scheme, port, path or wildcard, as \
+             in users.example,www.example; an IPv6 address needs no entry"
+        )),
+    })?;
+    Ok(Some(field.join(",")))
+}
+
+/// Returns whether a client can name a host so: labels of letters, digits, `_` and inner hyphens, and maybe a final dot.
+pub(super) fn is_host_name(name: &str) -> bool {
+    name.strip_suffix('.').unwrap_or(name).split('.').all(|label| {
+        (1..=63).contains(&label.len())
+            && label.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c))
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    })
 }
 
 pub(super) fn problem(variable: &'static str, problem: impl Into<String>) -> ConfigError {

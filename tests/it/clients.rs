@@ -68,7 +68,7 @@ fn chromium(host: &str, method: &str, target: &str) -> String {
 }
 
 fn is_refused(answer: &Answer) -> bool {
-    let refusal = r#"{"error":"Host not allowed","message":"ALLOWED_HOSTS does not name this host"}"#;
+    let refusal = r#"{"error":"Host not allowed","message":"ALLOWED_HOSTS does not name this host: add its name, without a port, as in ALLOWED_HOSTS=users.example,www.example"}"#;
     answer.status == 403 && (answer.body.trim_end() == refusal || answer.body.is_empty())
 }
 
