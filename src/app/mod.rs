@@ -29,8 +29,8 @@ use parking_lot::Mutex;
 use routes::Found;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::thread;
 use std::time::{Duration, Instant};
-use std::{net::SocketAddr, thread};
 use strum::VariantNames;
 use throttle::Throttle;
 use validation::BodySchemas;
@@ -81,11 +81,11 @@ impl App {
     /// first included. May be called from within an async runtime, whose thread it blocks as well. After an error nothing is
     /// left running.
     pub fn open(config: &Config) -> Result<App, StartError> {
-        App::open_at(config, None)
+        App::open_at(config, false)
     }
 
-    /// Opens the service of a server that listens at this address; `None` for a Unix socket. Otherwise as [`App::open`].
-    pub(crate) fn open_at(config: &Config, addr: Option<SocketAddr>) -> Result<App, StartError> {
+    /// Opens the service of a server, which may listen on the loopback alone. Otherwise as [`App::open`].
+    pub(crate) fn open_at(config: &Config, is_local: bool) -> Result<App, StartError> {
         outside_of_runtimes(|| {
             let servers = Servers::new(config)?;
             let migrations = Migrations::load(config.migrations_dir.as_deref())?;
@@ -99,7 +99,7 @@ impl App {
                 access: Access::new(config),
                 throttle: Throttle::new(config.auth_attempts),
                 max_per_page: config.max_per_page,
-                ui: config.serves_ui(addr),
+                ui: config.serves_ui(is_local),
                 prober,
                 description: OnceLock::new(),
                 stopping: AtomicBool::default(),

@@ -46,8 +46,7 @@ completion bash|zsh|fish: print what makes a shell complete arguments
 /// Subcommands (`userd` is the service), an option that each of them has, and its help. An empty help is that of the
 /// option's setting. `[=DIR]`: the value may be missing; `on|off`: the value is one of these words.
 const OPTIONS: &str = "\
-userd: --embedded[=DIR]: run a private PostgreSQL cluster in DIR (default ./userd-data; of root /var/lib/userd); \
-    listens on 127.0.0.1 unless HOST is set
+userd: --embedded[=DIR]: run a private PostgreSQL cluster in DIR (default ./userd-data; of root /var/lib/userd)
 userd: --ephemeral: with --embedded: on a fresh database that is dropped at the end
 userd: --postgres=POSTGRES_BIN:
 userd: --commands: with --ephemeral: answer lines of standard input: reset, fail, requests … (docs/testing.md)

@@ -1,4 +1,4 @@
-//! The process's environment as a configuration: the variables of the table, what libpq takes from its user, and a socket
+//! The process's environment as a configuration: the variables of the table, what libpq takes from its user, and sockets
 //! that a supervisor passes.
 
 use super::{Failure, arguments::Args, commands::VARIABLES, env_file};
@@ -11,8 +11,8 @@ use userd::{Config, ConfigError, Database};
 const SSL_IS_OFF: &str = "has no effect: TLS to the database is on with the exact text `true`, and beside DATABASE_URL \
                           as its sslmode says";
 
-/// Sets the variables that options stand for, and those that the environment lacks: of `--env-file`, and with
-/// `--embedded` the `HOST` of this machine alone. To be called while this is the only thread.
+/// Sets the variables that options stand for, and those of `--env-file` that the environment lacks. To be called while
+/// this is the only thread.
 pub fn set_variables(args: &mut Args) -> Result<(), Failure> {
     let options = VARIABLES
         .into_iter()
@@ -20,8 +20,7 @@ pub fn set_variables(args: &mut Args) -> Result<(), Failure> {
     let file = args.value("--env-file").map(env_file::read).transpose();
     let file = file.map_err(|problem| Failure::usage(format!("--env-file: {problem}")))?;
     let file = file.into_iter().flatten().map(|(name, value)| (name, value, "--env-file"));
-    let host = args.has("--embedded").then(|| ("HOST".to_owned(), "127.0.0.1".into(), "--embedded"));
-    for (name, text, place) in options.chain(file).chain(host).collect::<Vec<_>>() {
+    for (name, text, place) in options.chain(file).collect::<Vec<_>>() {
         if place == "argument" || value(&name).is_none() {
             // SAFETY: no other thread reads or writes the environment.
             unsafe { env::set_var(&name, text) };
@@ -78,15 +77,16 @@ pub fn warnings(args: &Args, config: &Config) -> Vec<String> {
     ssl.into_iter().chain(misspelt).collect()
 }
 
-/// Returns the socket that systemd, or another supervisor that speaks its protocol, listens on (`LISTEN_FDS`,
+/// Returns the sockets that systemd, or another supervisor that speaks its protocol, listens on (`LISTEN_FDS`,
 /// `LISTEN_PID`).
-pub fn passed_socket() -> Result<Option<Arc<OwnedFd>>, Failure> {
+pub fn passed_sockets() -> Result<Vec<Arc<OwnedFd>>, Failure> {
     let mut passed = ListenFd::from_env();
-    if passed.len() > 1 {
-        return Err(Failure::usage("LISTEN_FDS: more than one socket was passed; pass the one to serve"));
-    }
-    let tcp = passed.take_tcp_listener(0).map(|socket| socket.map(OwnedFd::from));
-    let socket = tcp.or_else(|_| passed.take_unix_listener(0).map(|socket| socket.map(OwnedFd::from)));
-    let socket = socket.map_err(|error| Failure::usage(format!("LISTEN_FDS: {error}")))?;
-    Ok(socket.map(Arc::new))
+    let count = passed.len();
+    let take = |index| {
+        let tcp = passed.take_tcp_listener(index).map(|socket| socket.map(OwnedFd::from));
+        tcp.or_else(|_| passed.take_unix_listener(index).map(|socket| socket.map(OwnedFd::from))).transpose()
+    };
+    let sockets = (0..count).filter_map(take);
+    let sockets = sockets.map(|socket| socket.map(Arc::new)).collect::<Result<_, _>>();
+    sockets.map_err(|error| Failure::usage(format!("LISTEN_FDS: {error}")))
 }

@@ -5,6 +5,7 @@ use super::signals::{exit, spawn};
 use super::{Failure, arguments::Args, environment};
 use std::io::{self, Read, Write};
 use std::{net::TcpStream, os::unix::net::UnixStream, thread, time::Duration};
+use userd::{Config, server};
 
 /// Age in seconds of the oldest probe whose result counts. The first question causes a new one.
 const FRESH_SECONDS: u64 = 5;
@@ -17,30 +18,27 @@ const ANSWER_BYTES: u64 = 4096;
 
 /// Asks if the service is ready, until the answer is from a recent probe. Blocks for up to the `request_timeout`.
 pub fn healthcheck(args: &Args) -> Result<(), Failure> {
-    let config = environment::config(args).map_err(Failure::usage)?;
-    let address = if config.host.starts_with("unix:") {
-        config.host
-    } else {
-        format!("{}:{}", config.host, config.port)
-    };
-    let late = format!("no answer from {address} in time");
+    let Config { host, port, limits, .. } = environment::config(args).map_err(Failure::usage)?;
+    let late = format!("no answer from {} in time", server::address(&host, port));
     // A thread ends the process, as neither a connect nor a server that sends one byte at a time has a bound of its own.
     spawn("deadline", move || {
-        thread::sleep(config.limits.request_timeout);
+        thread::sleep(limits.request_timeout);
         exit(1, &late);
     })?;
-    while ask(&address).map_err(Failure::runtime)? >= FRESH_SECONDS {
+    while ask(&host, port).map_err(Failure::runtime)? >= FRESH_SECONDS {
         thread::sleep(QUESTION_PAUSE);
     }
     Ok(())
 }
 
 /// Returns the seconds since the database answered, if the service is ready.
-fn ask(address: &str) -> Result<u64, String> {
-    let answer = match address.strip_prefix("unix:") {
+fn ask(host: &str, port: u16) -> Result<u64, String> {
+    let connect = || TcpStream::connect(&*server::addresses(host, port)?);
+    let answer = match host.strip_prefix("unix:") {
         Some(path) => UnixStream::connect(path).and_then(exchange),
-        None => TcpStream::connect(address).and_then(exchange),
+        None => connect().and_then(exchange),
     };
+    let address = server::address(host, port);
     let answer = answer.map_err(|error| {
         format!("no answer from {address}: {error}; start userd, or name its address with --host and --port")
     })?;

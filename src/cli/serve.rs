@@ -19,7 +19,7 @@ pub fn serve(args: &Args) -> Result<(), Failure> {
     }
     let is_kept = is_embedded && !is_ephemeral;
     let mut config = environment::config(args).map_err(Failure::usage)?;
-    config.socket = environment::passed_socket()?;
+    config.sockets = environment::passed_sockets()?;
     server::check_system(&config)?;
     for line in environment::warnings(args, &config) {
         log::warn!("{line}");

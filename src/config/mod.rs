@@ -12,7 +12,7 @@ pub use origins::AllowedOrigins;
 pub(crate) use settings::read_secret;
 pub use settings::{InForce, SETTINGS, Setting, is_connection_string, near_miss, nearest};
 
-use std::{collections::HashSet, fmt, net::SocketAddr, os::fd::OwnedFd};
+use std::{collections::HashSet, fmt, os::fd::OwnedFd};
 use std::{path::PathBuf, sync::Arc, time::Duration};
 use value::{problem, whole};
 
@@ -81,12 +81,13 @@ with_defaults! {
         pub os_user: Option<String> = None,
         /// The password if the database settings have none.
         pub pg_password: Option<Secret> = None,
-        /// An address, a host name, or `unix:/path`.
-        pub host: String = "127.0.0.1".to_owned(),
-        /// The TCP port; 0 takes a free one.
+        /// An address; a host name, for all of its addresses that this machine has; or `unix:/path`. `localhost` is
+        /// `127.0.0.1` and `::1`.
+        pub host: String = "localhost".to_owned(),
+        /// The TCP port; 0 takes one that is free on each address.
         pub port: u16 = 0,
-        /// A socket that listens already, as a supervisor passes one, instead of `host` and `port`.
-        pub socket: Option<Arc<OwnedFd>> = None,
+        /// Sockets that listen already, as a supervisor passes them, instead of `host` and `port`.
+        pub sockets: Vec<Arc<OwnedFd>> = Vec::new(),
         /// `NODE_ENV=production`: relations that were not loaded are loaded on access, not refused.
         pub production: bool = false,
         /// Threads that execute requests, no more than `db_pool_size`; two more receive requests, and others hash passwords.
@@ -280,15 +281,14 @@ pub struct ConfigError {
 }
 
 impl Config {
-    /// Returns the defaults of the command: the contract's port, on every address.
+    /// Returns the defaults of the command: the contract's port.
     fn of_the_command() -> Config {
-        Config { host: "0.0.0.0".to_owned(), port: 3000, ..Config::default() }
+        Config { port: 3000, ..Config::default() }
     }
 
-    /// Returns whether a server at this address serves the page for the browser; `None`: no server, or a Unix socket.
-    pub(crate) fn serves_ui(&self, addr: Option<SocketAddr>) -> bool {
-        let is_loopback = addr.is_some_and(|addr| addr.ip().to_canonical().is_loopback());
-        self.ui == Ui::On || self.ui == Ui::Auto && is_loopback && self.limits.trusted_proxies.is_empty()
+    /// Returns whether a server serves the page for the browser. `is_local`: it listens on the loopback alone.
+    pub(crate) fn serves_ui(&self, is_local: bool) -> bool {
+        self.ui == Ui::On || self.ui == Ui::Auto && is_local && self.limits.trusted_proxies.is_empty()
     }
 
     /// Checks that numbers and durations are within the bounds of their variables, that the memory suffices for one of
@@ -361,7 +361,7 @@ mod tests {
         };
         assert_eq!((host.as_str(), port, name.as_str()), ("localhost", 5432, "myapp"));
         assert_eq!((user.as_str(), password.expose(), ssl), ("postgres", "", false));
-        assert_eq!((config.host.as_str(), config.port), ("0.0.0.0", 3000));
+        assert_eq!((config.host.as_str(), config.port), ("localhost", 3000));
         assert!(!config.production);
     }
 
@@ -620,7 +620,7 @@ mod tests {
     #[test]
     fn empty_is_unset() {
         let config = from(&[("PORT", ""), ("DATABASE_URL", ""), ("HOST", "")]).unwrap();
-        assert_eq!((config.host.as_str(), config.port), ("0.0.0.0", 3000));
+        assert_eq!((config.host.as_str(), config.port), ("localhost", 3000));
         assert!(matches!(config.database, Database::Parts { .. }));
         let config = from(&[("DATABASE_URL", "\"\"\n"), ("DB_HOST", "/run/a=b@c")]).unwrap();
         assert!(matches!(config.database, Database::Parts { host, .. } if host == "/run/a=b@c"));

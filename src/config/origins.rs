@@ -48,11 +48,10 @@ fn origin(entry: &str) -> Result<Arc<str>, String> {
         Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
         _ => (authority, None),
     };
-    let is_written_so = |port: &str| port.parse::<u16>().is_ok_and(|number| number.to_string() == port);
-    let is_port = match (scheme, port) {
-        ("https", Some("443")) | ("http", Some("80")) => false,
-        (_, port) => port.is_none_or(is_written_so),
-    };
+    let is_port = port.is_none_or(|port| {
+        port.parse::<u16>().is_ok_and(|number| number.to_string() == port)
+            && !matches!((scheme, port), ("https", "443") | ("http", "80"))
+    });
     if entry == "*" || (is_scheme && is_host(host) && is_port) {
         return Ok(lower.into());
     }

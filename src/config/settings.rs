@@ -67,7 +67,7 @@ pub const SETTINGS: &[Setting] = &[
     setting("PGPASSWORD", |c, text| secret(&mut c.pg_password, text),
         "Database password if the settings above have none"),
     setting("HOST", |c, text| host(&mut c.host, text),
-        "Address to listen on, 127.0.0.1 with --embedded; `unix:/path` for a Unix socket"),
+        "Address or name to listen on: `localhost` is 127.0.0.1 and ::1, `0.0.0.0` lets other machines in; or `unix:/path`"),
     setting("PORT", |c, text| if c.host.starts_with("unix:") { NO_EFFECT } else { whole(&mut c.port, text, 0..=65_535) },
         "Port to listen on; 0 takes a free one and prints it"),
     setting("NODE_ENV", |c, text| exactly(&mut c.production, text, "production"),

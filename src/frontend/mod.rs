@@ -22,7 +22,7 @@ mod tests;
 mod warnings;
 
 pub use claim::Claimed;
-pub use listener::Listener;
+pub use listener::{Listener, address, addresses};
 pub use peers::ClientName;
 pub use slots::{MAX_SURPLUS, Slots};
 

@@ -8,6 +8,7 @@ mod workers;
 use crate::app::{self, App, Judged, Next};
 use crate::config::{Config, Limits};
 use crate::frontend::{AnswerAtOnce, ClientName, Frontend, Listener, Resources};
+pub use crate::frontend::{address, addresses};
 use crate::http::{Cors, Request, RequestId};
 use crate::{db::target::Target, error::StartError};
 use lanes::Capacity;
@@ -49,12 +50,12 @@ impl BoundServer {
         config.check()?;
         // An address that cannot be used is told before anything is bound.
         Target::new(config)?;
-        let listener = match &config.socket {
-            Some(socket) => socket.try_clone().and_then(Listener::from_fd),
-            None => Listener::bind(&config.host, config.port),
+        let listener = if config.sockets.is_empty() {
+            Listener::bind(&config.host, config.port)
+        } else {
+            Listener::from_fds(config.sockets.iter().map(|socket| socket.try_clone()))
         };
-        let listener = listener.map_err(|error| StartError::Listen(address(config), error))?;
-        Ok(BoundServer { listener, faults: None })
+        Ok(BoundServer { listener: listener?, faults: None })
     }
 
     /// Starts the server on this address, whatever address `config` has now; otherwise as [`Server::start`].
@@ -78,9 +79,9 @@ impl BoundServer {
         }
         let limits = Limits { max_connections: possible, ..config.limits.clone() };
         let BoundServer { listener, faults } = self;
-        let (base_url, addr) = (listener.to_string(), listener.local_addr());
-        let app = Arc::new(App::open_at(&config, addr)?);
-        listener.listen().map_err(|error| StartError::Listen(address(&config), error))?;
+        let (base_url, addr, is_remote) = (listener.to_string(), listener.local_addr(), listener.is_remote());
+        let app = Arc::new(App::open_at(&config, addr.is_some() && !is_remote)?);
+        listener.listen()?;
         let stages = || {
             let (http, stream) = relay::start()?;
             on_listening()?;
@@ -101,7 +102,7 @@ impl BoundServer {
             Ok((frontend, workers))
         };
         let (frontend, workers) = stages().map_err(StartError::System)?;
-        if config.api_token.is_none() && addr.is_some_and(|addr| !addr.ip().is_loopback()) {
+        if config.api_token.is_none() && is_remote {
             log::warn!("other machines can connect, and no token is needed: set API_TOKEN");
         }
         if addr.is_some() && app.ui {
@@ -131,12 +132,13 @@ impl Server {
         BoundServer::bind(&config)?.start(config, || Ok(()), || {})
     }
 
-    /// Returns the address of the server, without a slash at its end: `http://127.0.0.1:41234`, or `unix:/path`.
+    /// Returns the address of the server, the first if it has several, without a slash at its end:
+    /// `http://127.0.0.1:41234`, or `unix:/path`.
     pub fn base_url(&self) -> &str {
         &self.base_url
     }
 
-    /// Returns the TCP address of the server; `None` for a Unix socket.
+    /// Returns the first TCP address of the server; `None` for a Unix socket.
     pub fn addr(&self) -> Option<SocketAddr> {
         self.addr
     }
@@ -190,13 +192,4 @@ fn answer_at_once(app: Arc<App>) -> AnswerAtOnce {
         );
         Some(answer)
     })
-}
-
-/// The address of the settings, for an error about it.
-fn address(config: &Config) -> String {
-    match &config.socket {
-        Some(_) => "the socket that was passed".to_owned(),
-        None if config.host.starts_with("unix:") => config.host.clone(),
-        None => format!("{}:{}", config.host, config.port),
-    }
 }

@@ -68,7 +68,7 @@ fn a_socket_that_a_supervisor_passes() {
     let mut client = Client::new(&format!("http://{}", listener.local_addr().unwrap()));
     client.send(b"GET /users HTTP/1.1\r\nHost: localhost\r\n\r\n");
     let url = database.url();
-    let start = |socket, more| Process::activated(socket, &[], &[("DATABASE_URL", &url), more]);
+    let start = |socket, more| Process::activated(vec![socket], &[], &[("DATABASE_URL", &url), more]);
     let passed = || listener.try_clone().unwrap().into();
     let elsewhere = ("HOST", "192.0.2.1");
     let mut failed = start(passed(), elsewhere);

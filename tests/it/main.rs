@@ -23,6 +23,7 @@ mod hostile;
 mod import;
 mod lanes;
 mod lifecycle;
+mod listening;
 mod memory;
 mod model;
 mod neighbours;

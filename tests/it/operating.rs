@@ -286,7 +286,7 @@ fn the_settings_in_force() {
             "DATABASE_URL *** --env-file",
             "API_TOKEN *** --env-file",
             "PORT 81 argument",
-            "HOST 0.0.0.0 default",
+            "HOST localhost default",
             "DB_HOST - no effect",
             "LOG_LEVEL info default",
         ] {

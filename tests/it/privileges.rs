@@ -105,7 +105,7 @@ fn root_becomes_that_account_in_other_ways() {
     let url = format!("http://{}", listener.local_addr().unwrap());
     let mut early = Client::new(&url);
     early.send_request("GET", "/users", &[], "");
-    let mut passed = Process::activated(listener.into(), &[&argument], &[]);
+    let mut passed = Process::activated(vec![listener.into()], &[&argument], &[]);
     passed.wait_for_url_within(LONG_ON_DISK);
     assert_eq!(early.answer("GET").status, 200);
     let host = format!("unix:{}/userd.sock", dir.name());

@@ -117,7 +117,7 @@ fn on_a_cluster_that_a_service_runs_on() {
     assert_eq!((code, stderr.as_str()), (0, ""));
     let rows: Vec<String> =
         stdout.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
-    for row in ["HOST 127.0.0.1 --embedded", "DB_NAME - no effect", "DATABASE_URL - default"] {
+    for row in ["HOST localhost default", "DB_NAME - no effect", "DATABASE_URL - default"] {
         assert!(rows.iter().any(|found| found == row), "{row}: {stdout}");
     }
     // The line of docs/backup.md.

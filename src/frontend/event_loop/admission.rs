@@ -36,7 +36,7 @@ impl EventLoop {
         let now = self.context.now;
         self.accept_at = Some(now);
         for _ in 0..ACCEPTS_PER_ITERATION {
-            let Some(listener) = &self.listener else {
+            let Some(listener) = &mut self.listener else {
                 self.accept_at = None;
                 return;
             };

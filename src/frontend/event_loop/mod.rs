@@ -60,7 +60,7 @@ pub struct EventLoop {
 }
 
 impl EventLoop {
-    /// Registers the listener and the stream to tiny_http, and creates the slots of their clients.
+    /// Registers the sockets of the listener and the stream to tiny_http, and creates the slots of their clients.
     pub fn new(
         listener: Listener,
         limits: Arc<Limits>,
@@ -73,7 +73,7 @@ impl EventLoop {
         // A write waits for tiny_http's thread alone, which waits for nothing: each slot is in one ticket at most.
         private.set_nonblocking(false)?;
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC)?;
-        register(&poll, &listener.socket, LISTENER)?;
+        listener.sockets.iter().try_for_each(|socket| register(&poll, socket, LISTENER))?;
         register(&poll, &private, PRIVATE)?;
         register(&poll, &timer.as_fd(), TIMER)?;
         let context = Context {

@@ -159,7 +159,7 @@ fn a_client_that_waits_to_go_on_is_always_told() {
     }
 }
 
-/// What has come of a body before its client was made way for counts, too: it is not told to send what it has sent.
+/// A client that has sent a part of its body is not told to go on.
 #[test]
 fn a_client_that_has_not_waited_is_not_told_to_go_on() {
     let harness = harness();

@@ -5,7 +5,7 @@ mod harness;
 mod memory;
 mod private_stream;
 
-use crate::frontend::{Frontend, Listener, Resources};
+use crate::frontend::{Frontend, Listener, Resources, listener::tests::failure};
 use crate::{budget::Budget, config::Limits, metrics::Metrics};
 use harness::*;
 use socket2::SockRef;
@@ -824,8 +824,7 @@ fn unix_sockets_and_their_files() {
     assert_eq!(slow.answer().body.len(), 8_000_000);
     assert_eq!(slow.answer().status, 200);
     // In use: refused, and left alone.
-    let error = Listener::bind(&host, 0).err().unwrap();
-    assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse);
+    assert_eq!(failure(Listener::bind(&host, 0)), (host.clone(), std::io::ErrorKind::AddrInUse));
     assert_eq!(connect().send(GET).answer().status, 200);
     harness.stop();
     assert!(!path.exists(), "removed at stop");
@@ -840,20 +839,19 @@ fn unix_sockets_and_their_files() {
     std::fs::remove_file(&path).unwrap();
     std::fs::write(&path, "precious").unwrap();
     drop(listener);
-    let error = Listener::bind(&host, 0).err().unwrap();
-    assert_eq!(error.kind(), std::io::ErrorKind::AlreadyExists);
+    assert_eq!(failure(Listener::bind(&host, 0)), (host, std::io::ErrorKind::Other));
     assert_eq!(std::fs::read(&path).unwrap(), b"precious");
     std::fs::remove_file(&path).unwrap();
     // Made by a supervisor: served, and its file stays.
     let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
     let mode = path.metadata().unwrap().permissions().mode();
-    let harness = Harness::start(Listener::from_fd(listener.into()).unwrap(), &Limits::default(), 2);
+    let harness = Harness::start(Listener::from_fds([Ok(listener.into())]).unwrap(), &Limits::default(), 2);
     assert_eq!(connect().send(GET).answer().status, 200);
     harness.stop();
     assert!(path.exists() && mode & 0o111 != 0);
     std::fs::remove_dir_all(&directory).unwrap();
     let file = std::fs::File::open("/dev/null").unwrap();
-    assert!(Listener::from_fd(file.into()).is_err());
+    assert!(Listener::from_fds([Ok(file.into())]).is_err());
 }
 
 #[test]
@@ -864,6 +862,7 @@ fn addresses() {
         ("[::1]", "http://[::1]:"),
         ("::", "http://[::]:"),
         ("0.0.0.0", "http://0.0.0.0:"),
+        ("localhost", "http://127.0.0.1:"),
     ];
     let ipv6 = has_ipv6();
     for (host, name) in rows.into_iter().filter(|(host, _)| ipv6 || !host.contains(':')) {
@@ -873,6 +872,7 @@ fn addresses() {
         let mut hosts = vec![];
         match host {
             "::" => hosts.extend(["127.0.0.1", "::1"]),
+            "localhost" => hosts.extend(["127.0.0.1", "::1"].into_iter().take(if ipv6 { 2 } else { 1 })),
             "127.0.0.1" | "0.0.0.0" => hosts.push("127.0.0.1"),
             _ => hosts.push("::1"),
         }
@@ -881,15 +881,10 @@ fn addresses() {
             stream.set_read_timeout(Some(TIMEOUT)).unwrap();
             assert_eq!(Client::new(stream).send(GET).answer().status, 200, "{host} {to}");
         }
-        let error = Listener::bind(host, port).err().unwrap();
-        assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse);
+        let address = harness.name.replace("http://", "");
+        assert_eq!(failure(Listener::bind(host, port)), (address, std::io::ErrorKind::AddrInUse));
     }
-    let harness = Harness::start(Listener::bind("localhost", 0).unwrap(), &Limits::default(), 1);
-    assert_eq!(harness.connect().send(GET).answer().status, 200);
-    assert!(Listener::bind("no.such.host.invalid", 0).is_err());
-    let passed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let harness = Harness::start(Listener::from_fd(passed.into()).unwrap(), &Limits::default(), 1);
-    assert_eq!(harness.connect().send(GET).answer().status, 200);
+    assert_eq!(failure(Listener::bind("no.such.host.invalid", 1)).0, "no.such.host.invalid:1");
 }
 
 // A test that changes or measures the process as a whole needs a process of its own.

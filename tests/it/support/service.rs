@@ -4,6 +4,7 @@ use super::{
     Client, Database, Ended, LONG, LONG_ON_DISK, TempDir, USERD, assert_no_secret, eventually, own::end,
 };
 use nix::{
+    libc::dup2,
     sys::signal::{SigHandler, Signal, kill, signal},
     unistd::Pid,
 };
@@ -11,7 +12,7 @@ use std::{
     fs,
     io::{self, Read, Write},
     os::{
-        fd::OwnedFd,
+        fd::{AsRawFd, OwnedFd},
         unix::process::{CommandExt, ExitStatusExt},
     },
     process::{Child, Command, ExitStatus, Stdio},
@@ -97,18 +98,39 @@ impl Process {
         Process::fed(Stdio::null(), program, arguments, variables)
     }
 
-    /// Passes a socket, as systemd does: descriptor 3, and two variables that name the process that is meant.
-    pub fn activated(socket: OwnedFd, arguments: &[&str], variables: &[(&str, &str)]) -> Process {
-        let script = "LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" \"$@\" 3<&0 </dev/null";
-        let program = ["/bin/sh", "-c", script, USERD];
-        Process::fed(socket.into(), &program, arguments, variables)
+    /// Passes sockets, as systemd does: descriptors from 3 on, and two variables that say how many and name the process
+    /// that is meant.
+    pub fn activated(sockets: Vec<OwnedFd>, arguments: &[&str], variables: &[(&str, &str)]) -> Process {
+        // Far from those that starting a process needs.
+        const FIRST: usize = 100;
+        let count = sockets.len();
+        let moved: String = (0..count).map(|index| format!(" {}<&{}", 3 + index, FIRST + index)).collect();
+        let script = format!("LISTEN_PID=$$ LISTEN_FDS={count} exec \"$0\" \"$@\"{moved}");
+        let mut command = Command::new("/bin/bash");
+        let place = move || {
+            (FIRST..).zip(&sockets).try_for_each(|(place, socket)| {
+                // SAFETY: `place` is no descriptor of this process, which is about to execute a program.
+                match unsafe { dup2(socket.as_raw_fd(), place as i32) } {
+                    -1 => Err(io::Error::last_os_error()),
+                    _ => Ok(()),
+                }
+            })
+        };
+        // SAFETY: dup2 may be called between fork and exec.
+        unsafe { command.args(["-c", &script, USERD]).pre_exec(place) };
+        Process::spawn(command, Stdio::null(), arguments, variables)
     }
 
     /// Gives the program a standard input.
     pub fn fed(input: Stdio, program: &[&str], arguments: &[&str], variables: &[(&str, &str)]) -> Process {
+        let mut command = Command::new(program[0]);
+        command.args(&program[1..]);
+        Process::spawn(command, input, arguments, variables)
+    }
+
+    fn spawn(mut command: Command, input: Stdio, arguments: &[&str], variables: &[(&str, &str)]) -> Process {
         let temp_dir = TempDir::new();
-        let mut child = by_default(&mut Command::new(program[0]))
-            .args(&program[1..])
+        let mut child = by_default(&mut command)
             .args(arguments)
             .env_clear()
             .env("TMPDIR", temp_dir.path())
