@@ -2,11 +2,12 @@
 //! `src/frontend`.)
 
 use crate::support::{
-    ADA, Answer, Client, Database, Process, Service, TOKEN, TempDir, check, connect_small, pause,
+    ADA, Answer, Client, Database, LONG, Process, Service, TOKEN, TempDir, check, connect_small, eventually,
+    pause,
 };
 use std::{
-    io::Write,
-    net::SocketAddr,
+    io::{Read, Write},
+    net::{SocketAddr, TcpStream},
     time::{Duration, Instant},
 };
 use userd::Config;
@@ -183,4 +184,46 @@ fn an_answer_that_is_not_read_is_not_logged_as_read() {
     let logged = lines.lines().filter(|line| line.contains(&end));
     assert_eq!(logged.count(), 1, "{lines}");
     check(&mut Client::new(&url), "GET /users/0 => 404 {\"error\":\"Not found\"}");
+}
+
+/// A client that waits for a 100 (`Expect: 100-continue`) while memory is short is told at once: to go on, as a request that
+/// does not move has made way for it, or that there is no memory.
+#[test]
+fn a_client_that_waits_to_go_on_is_told() {
+    const LENGTH: usize = 7_900_000;
+    let service = Service::with(|config| {
+        config.limits.max_body_bytes = 8 << 20;
+        config.limits.memory_budget = 64 << 20;
+    });
+    let address = service.server.addr().expect("a TCP address");
+    let head = format!(
+        "POST /users HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: {LENGTH}\r\n\r\n"
+    );
+    // The status, 15 seconds before the body is too late.
+    let ask = || {
+        let mut stream = TcpStream::connect(address).expect("it listens");
+        stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a socket");
+        stream.write_all(head.as_bytes()).expect("it reads");
+        let mut status = [0; 12];
+        stream.read_exact(&mut status).expect("it is told");
+        (stream, String::from_utf8(status.to_vec()).expect("ASCII"))
+    };
+    let mut held: Vec<_> = (0..8).map(|_| ask()).collect();
+    assert!(held.iter().all(|(_, status)| status == "HTTP/1.1 100"));
+    let mut last = None;
+    eventually(LONG, "another one makes way", || {
+        let (stream, status) = ask();
+        last = Some(stream).filter(|_| status == "HTTP/1.1 100");
+        assert!(last.is_some() || status == "HTTP/1.1 503", "{status}");
+        last.is_some()
+    });
+    let mut stream = last.expect("it was told to go on");
+    stream.write_all((ADA.to_owned() + &" ".repeat(LENGTH - ADA.len())).as_bytes()).expect("it reads");
+    let mut answer = [0; 13 + 12];
+    stream.read_exact(&mut answer).expect("an answer");
+    assert!(answer.ends_with(b"HTTP/1.1 201"), "{}", String::from_utf8_lossy(&answer));
+    assert_eq!(service.client().get("/users").json()["total"], 1);
+    let mut refused = String::new();
+    held[0].0.read_to_string(&mut refused).expect("it was told");
+    assert!(refused.contains("HTTP/1.1 503"), "{refused}");
 }
