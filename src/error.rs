@@ -70,7 +70,7 @@ pub enum Error {
     Gone,
     /// The record is not in a state that the request allows (`If-Match`, `If-None-Match`).
     PreconditionFailed,
-    /// Any other error of a query or a connection.
+    /// Any other error of a query, or of a connection that a change was sent on.
     Database {
         /// The statement, without its parameters; empty when there was none yet.
         sql: &'static str,

@@ -69,7 +69,7 @@ impl Pool {
     /// Returns the rows of a statement; of a read if there is no `deadline`, else of a change for a request that ends
     /// then. A change is sent only while the statement time-out is left until then, so that it has ended before the
     /// request is answered 503; else [`Error::Unavailable`]. If the session breaks, a read is executed once more on a
-    /// new one, and a change only if the server has certainly not executed it.
+    /// new one, and a change only if the server has certainly not executed it; [`Error::Unavailable`] if that breaks, too.
     ///
     /// Blocks for a free connection up to the acquire time-out, then [`Error::Unavailable`]; and for an answer, as
     /// which the database sends [`Error::Unavailable`] after the statement time-out. [`Error::Contended`] if a lock was
@@ -112,9 +112,10 @@ impl Pool {
                 self.servers.end_epoch(session.epoch);
             }
             drop(session);
-            let may_repeat = is_stale || is_broken && (deadline.is_none() || !failure.sent);
-            if !may_repeat || is_repeated {
-                return Err(failure.error);
+            let is_harmless = is_broken && (deadline.is_none() || !failure.sent);
+            if is_repeated || !is_stale && !is_harmless {
+                let lost = || Error::Unavailable(failure.error.to_string().into());
+                return Err(if is_harmless { lost() } else { failure.error });
             }
             is_repeated = true;
             let count = if is_broken { &self.figures.broken } else { &self.figures.stale };

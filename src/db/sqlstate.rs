@@ -7,6 +7,7 @@
 //! | 25006 | the database takes no changes for now, or another server does | `Unavailable` |
 //! | 53xxx | disk, memory or connections are used up for now | `Unavailable` |
 //! | 57014 | the statement was cancelled, or its time was up | `Unavailable` |
+//! | 08xxx, 57Pxx, none | the session has ended | `Unavailable` for what was certainly not changed, else `Database` |
 //! | all others | | `Database` |
 //!
 //! Knows nothing of sessions and statuses.
@@ -42,7 +43,8 @@ impl Meaning {
             _ if matches!(error.parsed_severity(), Some(Severity::Fatal | Severity::Panic)) => {
                 Meaning::Broken
             }
-            code if code.starts_with("08") => Meaning::Broken,
+            // Poolers report the end of a session as an ERROR, too.
+            code if code.starts_with("08") || code.starts_with("57P") => Meaning::Broken,
             "26000" | "42P05" => Meaning::OfAnotherSession,
             "25006" => Meaning::ReadOnly,
             _ => Meaning::Statement,

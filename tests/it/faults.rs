@@ -12,6 +12,7 @@ use std::{
     process::Command,
     time::{Duration, Instant},
 };
+use userd::server::Server;
 
 /// How long after the database is back the first success comes, for every client.
 const BACK_WITHIN: Duration = Duration::from_secs(1);
@@ -299,6 +300,57 @@ fn reads_outlive_their_sessions() {
         let answer = client.answer("GET");
         assert!(answer.status == 200 && answer.body.contains("Ada"), "{answer:?}");
     }
+}
+
+/// A read whose sessions end, the second one, too, was not answered, and may be repeated. A change that was sent is 500.
+#[test]
+fn a_read_whose_sessions_end_twice() {
+    const HIDE: &str =
+        "alter table users rename to kept; create view users as select * from kept where (select ends())";
+    const SHOW: &str = "drop view users; alter table kept rename to users";
+    let service = Service::with(|config| config.auth_attempts = 0);
+    let ada = json!({"name": "Ada", "email": "ada@example.com", "password": PASSWORD}).to_string();
+    service.check(format!("POST /users {ada} => 201 *"));
+    let ends = |how: &str| {
+        let body = format!("$$ begin {how}; return true; end $$");
+        format!("create or replace function ends() returns boolean language plpgsql as {body}")
+    };
+    let raise = |code: &str| format!("raise 'raised by the tests' using errcode = '{code}'");
+    let end = "perform pg_terminate_backend(pg_backend_pid()), pg_sleep(20)".to_owned();
+    // The server ends the session itself, and poolers report such an end.
+    for ending in [end, raise("08006"), raise("08P01"), raise("57P01"), raise("57P02"), raise("57P03")] {
+        service.database.run(&format!("{}; {HIDE}", ends(&ending)));
+        let rows = r#"
+            GET|HEAD /users/1 => LATER
+            GET /users => LATER
+            GET /users?email=ada@example.com => LATER
+            POST /users/authenticate {"email":"ada@example.com","password":"correct horse"} => LATER
+            PUT /users/1 {"unknown":1} => LATER
+            PATCH /users/1 {"password":null} => LATER
+            PUT /users/1 {"name":"Eve"} => 500 {"error":"Database error"}
+            "#;
+        service.check(rows.replace("LATER", r#"503 <Retry-After: 1> {"error":"Service unavailable"}"#));
+        service.database.run(SHOW);
+        service.check("GET /users/1 => 200 {\"id\":\"1\",\"name\":\"Ada\",*");
+        assert!(service.client().opens("ada@example.com", PASSWORD), "{ending}");
+    }
+    // The network ends them without a word.
+    let (proxy, config) = service.database.proxied();
+    let server = Server::start(config).expect("a server starts");
+    let mut client = Client::new(server.base_url());
+    assert_eq!(client.get("/users/1").status, 200);
+    service.database.run(&format!("{}; {HIDE}", ends("perform pg_sleep(60)")));
+    client.send_request("GET", "/users/1", &[], "");
+    for count in ["1", "2"] {
+        let asleep = "select count(*) from pg_stat_activity where wait_event = 'PgSleep' and datname = current_database()";
+        eventually(LONG, "a session executes the read", || service.database.value(asleep) == count);
+        proxy.cut();
+    }
+    let answer = client.answer("GET");
+    assert_eq!((answer.status, answer.header("Retry-After")), (503, Some("1")), "{answer:?}");
+    service.database.end_sessions();
+    service.database.run(SHOW);
+    serves_again(&mut client);
 }
 
 /// The database ends a statement at half of the request's time: once the client has its 503, none is executed.
