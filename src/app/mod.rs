@@ -90,7 +90,7 @@ impl App {
             let servers = Servers::new(config)?;
             let migrations = Migrations::load(config.migrations_dir.as_deref())?;
             log::info!("connecting to {}", servers.target);
-            migrations.bring_up(&servers, config.migrate)?;
+            migrations.bring_up(&servers, config.migrate, false)?;
             let prober = Prober::start(servers.clone(), migrations).map_err(StartError::System)?;
             let users = Users::new(Pool::new(servers, config), config.production);
             Ok(App {

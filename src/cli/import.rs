@@ -35,7 +35,7 @@ pub fn import(args: &Args) -> Result<(), Failure> {
     let bytes = input.metadata().ok().filter(Metadata::is_file).map(|found| found.len());
     let (config, cluster) = embedded::database(args, !options.dry_run)?;
     if cluster.is_some() && !options.dry_run {
-        check::migrate(&config)?;
+        check::migrate(&config, false)?;
     }
     let bar = match bytes {
         Some(_) => progress::bar(bytes, "{bar:30} {msg} lines, {bytes_per_sec}, {eta} left"),

@@ -4,15 +4,12 @@ use super::{Failure, arguments::Args, embedded, environment, print};
 use userd::check::{self, Finding, Weight};
 use userd::{Database, Secret, config::InForce, server};
 
-/// Applies the migrations that are missing, and says which. Blocks as a start does.
+/// Applies the migrations that are missing, also in a schema other than that of the users, and says so. Blocks as a start does.
 pub fn migrate(args: &Args) -> Result<(), Failure> {
     let (config, _cluster) = embedded::database(args, true)?;
-    let applied = check::migrate(&config)?;
-    let mut text: String = applied.iter().map(|name| format!("applied {name}\n")).collect();
-    if applied.is_empty() {
-        text.push_str("nothing to apply\n");
-    }
-    print(text)
+    let lines = check::migrate(&config, true)?;
+    let text = if lines.is_empty() { "nothing to apply".to_owned() } else { lines.join("\n") };
+    print(text + "\n")
 }
 
 /// Counts all users anew.

@@ -120,10 +120,22 @@ const GRANTS: &str = "\
         'grant select on sequence %4$s to %3$I;']) as line \
     where rolname = $1";
 
-/// Applies the migrations that the database lacks. Returns their names. Blocks as a start does.
-pub fn migrate(config: &Config) -> Result<Vec<String>, StartError> {
-    let servers = Servers::new(config)?;
-    Migrations::load(config.migrations_dir.as_deref())?.bring_up(&servers, true)
+/// Applies the migrations that the database lacks; `anew`: also if another schema has tables of userd. Returns a line for each,
+/// and then for each such schema. Blocks as a start does.
+pub fn migrate(config: &Config, anew: bool) -> Result<Vec<String>, StartError> {
+    let (servers, migrations) = (Servers::new(config)?, Migrations::load(config.migrations_dir.as_deref())?);
+    let applied = migrations.bring_up(&servers, true, anew)?;
+    let mut lines: Vec<_> = applied.iter().map(|name| format!("applied {name}")).collect();
+    if !lines.is_empty() {
+        let others = migrations.elsewhere(&mut servers.connect_for_long()?)?;
+        lines.extend(others.into_iter().map(not_used));
+    }
+    Ok(lines)
+}
+
+/// Says that another schema has tables of userd.
+fn not_used((schema, _): (String, String)) -> String {
+    format!("userd's tables are in the schema {schema:?}, too, and their users are not used here")
 }
 
 /// Counts all users anew. Returns a line with their number. Blocks while they are counted.
@@ -171,14 +183,21 @@ fn examine(config: &Config, with_counts: bool, findings: &mut Vec<Finding>) -> R
         let line = "a pooler lends its sessions for one transaction each: userd needs DB_PREPARED=false";
         add(findings, Problem, "database", [line]);
     }
-    let missing = migrations.missing(client);
+    let missing = migrations.missing(&servers, client, false);
     hazards(&servers, client, missing.is_ok(), findings)?;
-    if !servers.prepared() && !findings.iter().any(|finding| finding.subject == "settings") {
+    if !servers.prepared() && missing.is_ok() && !findings.iter().any(|finding| finding.subject == "settings")
+    {
         add(findings, Fine, "settings", ["the role has the settings that userd needs behind a pooler"]);
     }
     match &missing {
         Err(line) => add(findings, Problem, "migrations", [line]),
-        Ok(None) => add(findings, Fine, "migrations", ["all are applied"]),
+        Ok(None) => {
+            add(findings, Fine, "migrations", ["all are applied"]);
+            let others = migrations.elsewhere(client)?.into_iter();
+            let line =
+                |(name, _)| format!("userd's tables are in the schema {name:?}, too, which is not used");
+            add(findings, Note, "schema", others.map(line));
+        }
         Ok(Some(names)) => {
             let (weight, what) = match (names.is_empty(), config.migrate) {
                 (true, _) => (Problem, "the database has others than this userd"),

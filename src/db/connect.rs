@@ -3,7 +3,6 @@
 #![cfg_attr(not(feature = "tls"), allow(clippy::clone_on_copy, reason = "without TLS, a connector is empty"))]
 
 use super::session::Session;
-use super::settings::SEARCH_PATH;
 use super::sqlstate::{explain, is_final};
 use super::target::Target;
 use super::tls::{self, Connector};
@@ -18,7 +17,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
@@ -44,6 +43,8 @@ pub struct Servers {
     /// True if each session belongs to one client, so that it keeps statements and settings; `None` until the first session
     /// shows it.
     are_own: Mutex<Option<bool>>,
+    /// The statement that has sessions use the schema of the tables, once that is found.
+    search_path: OnceLock<String>,
     epoch: AtomicU64,
     /// The number of connects that each host holds without an answer, and when the last one was given up.
     hanging: Vec<(Arc<AtomicUsize>, Mutex<Instant>)>,
@@ -69,6 +70,7 @@ impl Servers {
             config: config.clone(),
             password: Mutex::new(target.hosts[0].get_password().map(<[u8]>::to_vec)),
             are_own: Mutex::new(is_known.then_some(config.db_prepared)),
+            search_path: OnceLock::new(),
             epoch: AtomicU64::default(),
             hanging: target.hosts.iter().map(|_| (Arc::default(), Mutex::new(Instant::now()))).collect(),
             sought: Mutex::default(),
@@ -79,6 +81,14 @@ impl Servers {
     /// Returns true if only a server that takes changes is accepted.
     pub fn wants_primary(&self) -> bool {
         self.target.hosts[0].get_target_session_attrs() == TargetSessionAttrs::ReadWrite
+    }
+
+    /// Has this session and later ones look names up in this schema, and in that of temporary tables last, also if a schema
+    /// appears that the settings of the role name first. Does nothing if a pooler lends the sessions.
+    pub(super) fn keep_schema(&self, client: &mut Client, name: &str) -> Result<(), postgres::Error> {
+        let statement = || format!("set search_path = \"{}\", pg_temp; ", name.replace('"', "\"\""));
+        let statement = self.search_path.get_or_init(statement);
+        if *self.are_own.lock() == Some(true) { client.batch_execute(statement) } else { Ok(()) }
     }
 
     /// Returns false if a pooler lends sessions for one transaction each: they hold no statements and no settings.
@@ -236,8 +246,9 @@ impl Servers {
         if let Some(password) = self.password() {
             host.password(password);
         }
+        let search_path = self.search_path.get().map_or("", String::as_str);
         let set_up =
-            if *self.are_own.lock() == Some(true) { format!("{SEARCH_PATH}{set_up}") } else { String::new() };
+            if *self.are_own.lock() == Some(true) { format!("{search_path}{set_up}") } else { String::new() };
         let tls = self.tls.clone();
         let connect = move || {
             let mut client = PostgresConnectionManager::new(host, tls).connect()?;

@@ -45,28 +45,35 @@ const OPEN_SCHEMAS: &str = "\
             (select oid from pg_roles where rolname = current_user)) \
     order by 1";
 
-/// Obstacles that keep the role from making tables, with the statement that ends each.
+/// Obstacles that keep the role from making tables, with the statement that ends each. If a schema of the search_path has a
+/// history that the role may not read, that comes first: it may be userd's, and other tables would be without its users.
 pub(super) const BLOCKED: &str = "\
     select case when pg_is_in_recovery() then 'it is a standby: DATABASE_URL has to name the primary' else \
         format('it takes no changes: `begin read write; alter role %I in database %I \
-            set default_transaction_read_only = off; commit`', current_user, current_database()) end \
+            set default_transaction_read_only = off; commit`', session_user, current_database()) end \
     where current_setting('transaction_read_only') = 'on' \
     union all \
-    select format('the role may not create tables in its schema: `grant create on schema %1$I to %2$I`', \
-        current_schema(), current_user) \
-    where not has_schema_privilege(current_schema()::text, 'CREATE') \
-    union all \
-    (select format('the role may not create tables in its schema, as its search_path has none (3F000): ' || \
-        case when nspname is null then '`create schema %I authorization %I`' \
-            when exists (select from pg_class where relnamespace = n.oid and relname = 'refinery_schema_history') \
-            then '`grant usage on schema %I to %I`' else '`grant usage, create on schema %I to %I`' end, name, current_user) \
-    from regexp_matches(current_setting('search_path'), '\"((?:[^\"]|\"\")+)\"|([^\",\\s]+)', 'g') with ordinality as path (parts, position), \
+    (select format(case \
+            when c.oid is not null and has_schema_privilege(n.oid, 'USAGE') then 'the role may not read the history of \
+                migrations in the schema %1$I: `grant select on %1$I.refinery_schema_history to %2$I`' \
+            when c.oid is not null then 'the role may not enter the schema %1$I, which has a history of migrations: \
+                `grant usage on schema %1$I to %2$I`' \
+            when current_schema() is not null \
+                then 'the role may not create tables in its schema: `grant create on schema %1$I to %2$I`' \
+            else 'the role may not create tables in its schema, as its search_path has none (3F000): ' || \
+                case when n.oid is null then '`create schema %1$I authorization %2$I`' \
+                    else '`grant usage, create on schema %1$I to %2$I`' end end, named.name, current_user) \
+    from pg_settings, regexp_matches(reset_val, '\"((?:[^\"]|\"\")+)\"|([^\",\\s]+)', 'g') with ordinality as path (parts, position), \
         lateral (select coalesce(nullif(coalesce(replace(parts[1], '\"\"', '\"'), lower(parts[2])), '$user'), current_user::text) as name) as named \
-        left join pg_namespace n on nspname::text = name \
-    where current_schema() is null order by nspname is null, position limit 1) \
+        left join pg_namespace n on nspname::text = named.name \
+        left join pg_class c on relnamespace = n.oid and relname = 'refinery_schema_history' \
+            and not (has_schema_privilege(n.oid, 'USAGE') and has_table_privilege(c.oid, 'SELECT')) \
+    where pg_settings.name = 'search_path' and has_schema_privilege(current_schema()::text, 'CREATE') is not true \
+        and (c.oid is not null or current_schema() is null or nspname = current_schema()) \
+    order by c.oid is null, nspname is null, position limit 1) \
     union all \
     select format('the role may not create tables, as its search_path is empty (3F000): \
-        `alter role %I in database %I set search_path = \"$user\", public`', current_user, current_database()) \
+        `alter role %I in database %I set search_path = \"$user\", public`', session_user, current_database()) \
     where current_setting('search_path') in ('', '\"\"')";
 
 /// Columns and rules of another program that fail creates, with the ways out. A rule that another program needs stays if
@@ -109,7 +116,8 @@ pub(super) fn hazards(
     findings: &mut Vec<Finding>,
 ) -> Result<(), Error> {
     add(findings, Weight::Note, "database", servers.found_pooler().then_some(LENT));
-    if !servers.prepared() {
+    // The settings name the schema in use, which has to be the right one.
+    if !servers.prepared() && are_ours {
         let lacking = settings::lacking(client, servers.statement_timeout())?;
         add(findings, Weight::Problem, "settings", lacking);
     }

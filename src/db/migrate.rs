@@ -34,6 +34,28 @@ const TAKEN: &str = "\
     where nspname::text = current_schema()::text and name = any ($1::text[]) \
     order by array_position($1, name), kind <> 'a table' limit 1";
 
+/// The schema that the settings of a session lead to; whether they are those of the connection, and name it alone.
+const SCHEMA: &str = "\
+    select current_schema()::text, source in ('client', 'session'), setting !~ '[,$]' \
+    from pg_settings where name = 'search_path'";
+
+/// The other schemas that have a history with one of the checksums $1, and the statement that has the role use each. Only
+/// tables without rules, policies or types of another program are read, none of whose functions are executed then, and a
+/// lock is waited for briefly.
+const ELSEWHERE: &str = "\
+    select nspname::text, format('alter role %I in database %I set search_path = %I', \
+        session_user, current_database(), nspname) \
+    from pg_class c join pg_namespace n on n.oid = relnamespace \
+    where relname::text = 'refinery_schema_history' and relkind::text = 'r' and relpersistence::text = 'p' \
+        and not relrowsecurity and nspname::text is distinct from current_schema()::text \
+        and case when has_schema_privilege(n.oid, 'USAGE') and has_table_privilege(c.oid, 'SELECT') \
+            and exists (select from pg_attribute where attrelid = c.oid and attname::text = 'checksum' \
+                and atttypid::regtype::text in ('character varying', 'text')) \
+            and set_config('lock_timeout', '1s', true) is not null \
+        then query_to_xml(format('select from only %I.refinery_schema_history where checksum::text = any (%L::text[])', \
+            nspname, $1::text[]), true, true, '')::text <> '' end \
+    order by 1";
+
 const HISTORY: &str = "refinery_schema_history";
 
 /// The numbers and checksums of migrations.
@@ -56,6 +78,11 @@ impl Migrations {
             return Err(problem(format!("{} holds no migrations (V1__name.sql, …)", dir.display())));
         }
         Ok(Migrations(each))
+    }
+
+    /// Returns whether these migrations, or later ones, were applied by rows of [`Migrations::ASK`].
+    fn is_ours(&self, rows: &[Row]) -> bool {
+        rows.iter().any(|row| self.keys().first() == Some(&(row.get(0), row.get(1))))
     }
 
     fn keys(&self) -> Keys {
@@ -88,12 +115,55 @@ impl Migrations {
         Ok((!fit).then(|| missing.map(ToString::to_string).collect()))
     }
 
-    /// Returns the names of those that the database lacks (`V1__users`), as [`Migrations::judge`] does. Only reads, so that
-    /// a standby, or a role without the right to write, will do. The error is one line: also if another program has the
-    /// name of something that they make.
-    pub fn missing(&self, client: &mut Client) -> Result<Option<Vec<String>>, String> {
-        // If another replica has migrated between the two looks, its tables seem to be another program's.
-        self.look(client).or_else(|_| self.look(client)).map_err(|error| explain(&*error))
+    /// Returns the names of those that the database lacks (`V1__users`), as [`Migrations::judge`] does, and has later sessions
+    /// use the schema. Only reads, so that a standby, or a role without the right to write, will do. The error is one line:
+    /// also if another program has the name of something that they make, or another schema has the tables of a service, unless
+    /// `anew` or the connection string asks for others.
+    pub fn missing(
+        &self,
+        servers: &Servers,
+        client: &mut Client,
+        anew: bool,
+    ) -> Result<Option<Vec<String>>, String> {
+        let mut find = || {
+            self.find_schema(servers, client, anew)?;
+            // If another replica has migrated between the two looks, its tables seem to be another program's.
+            self.look(client).or_else(|_| self.look(client))
+        };
+        find().map_err(|error| explain(&*error))
+    }
+
+    /// Has the sessions use the schema that the settings lead to. An error if another schema has the tables of a service and
+    /// this one has not: they would be left without a word. The connection string may ask for that, and `anew`.
+    fn find_schema(&self, servers: &Servers, client: &mut Client, anew: bool) -> Result<(), Box<dyn Error>> {
+        let row = client.query_typed_one(SCHEMA, &[])?;
+        let (schema, is_set, is_one): (Option<String>, bool, bool) = (row.get(0), row.get(1), row.get(2));
+        let options = servers.target.hosts[0].get_options().unwrap_or_default().replace('\\', "");
+        let asks = options.contains("search_path");
+        if let Some(schema) = &schema {
+            if asks && !is_set && !options.contains(schema) {
+                return Err(format!(
+                    "a pooler ignores `options` of DATABASE_URL, and the session has the schema {schema:?}"
+                )
+                .into());
+            }
+            servers.keep_schema(client, schema)?;
+        }
+        let lacks = match client.query_typed(Migrations::ASK, &[]) {
+            Ok(rows) => !self.is_ours(&rows),
+            Err(error) => is_missing(&error) || is_of_other_columns(&error),
+        };
+        if anew || !lacks || asks && is_set && is_one {
+            return Ok(());
+        }
+        let elsewhere = self.elsewhere(client)?;
+        let Some((other, remedy)) = elsewhere.first() else { return Ok(()) };
+        let schema = schema.map_or("no schema".to_owned(), |name| format!("the schema {name:?}"));
+        Err(format!(
+            "the schema {other:?} has userd's tables, and the search_path leads to {schema}: `{remedy}` uses them, as \
+             does options=-csearch_path=… in DATABASE_URL; `userd migrate` makes other tables"
+        )
+        .into())
     }
 
     /// Looks once for [`Migrations::missing`]: at the history, then at names.
@@ -114,7 +184,7 @@ impl Migrations {
         if rows.is_empty() {
             let hidden = lines(client, ROW_SECURITY, &[(&vec![HISTORY], Type::TEXT_ARRAY)])?;
             hidden.into_iter().next().map_or(Ok(()), Err)?;
-        } else if !rows.iter().any(|row| self.keys().first() == Some(&(row.get(0), row.get(1)))) {
+        } else if !self.is_ours(&rows) {
             refuse_names_of_another_program(client, &[HISTORY])?;
         }
         let missing = self.judge(&rows)?;
@@ -124,12 +194,22 @@ impl Migrations {
         Ok(missing)
     }
 
+    /// Returns the other schemas that have these migrations, or those that are built in, each with the statement that has the
+    /// role use it.
+    pub(super) fn elsewhere(&self, client: &mut Client) -> Result<Vec<(String, String)>, postgres::Error> {
+        let built_in = embedded::migrations::runner();
+        let all = self.0.iter().chain(built_in.get_migrations());
+        let checksums: Vec<_> = all.map(|migration| migration.checksum().to_string()).collect();
+        let rows = client.query_typed(ELSEWHERE, &[(&checksums, Type::TEXT_ARRAY)])?;
+        Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+    }
+
     /// Applies the migrations that the database lacks; returns their names. If `may` is not set, an error says what to do.
-    /// Warns of what makes a service unsafe or fails its requests. Blocks while another replica migrates, and as long as
+    /// `anew`: also if another schema has the tables of a service. Warns of what makes a service unsafe or fails its requests. Blocks while another replica migrates, and as long as
     /// the migrations take.
-    pub fn bring_up(&self, servers: &Servers, may: bool) -> Result<Vec<String>, StartError> {
+    pub fn bring_up(&self, servers: &Servers, may: bool, anew: bool) -> Result<Vec<String>, StartError> {
         let mut client = servers.connect_for_long()?;
-        let missing = self.missing(&mut client);
+        let missing = self.missing(servers, &mut client, anew);
         warn(servers, &mut client, missing.is_ok());
         let Some(missing) = missing.map_err(StartError::Migration)? else { return Ok(Vec::new()) };
         if !may {
@@ -192,7 +272,7 @@ fn second_session(servers: &Servers) -> Result<Client, String> {
 pub fn connect_migrated(config: &crate::Config) -> Result<Client, StartError> {
     let (servers, migrations) = (Servers::new(config)?, Migrations::load(config.migrations_dir.as_deref())?);
     let mut client = servers.connect_for_long()?;
-    let missing = migrations.missing(&mut client).map_err(StartError::Migration)?;
+    let missing = migrations.missing(&servers, &mut client, false).map_err(StartError::Migration)?;
     missing.map_or(Ok(client), |missing| Err(StartError::NotMigrated(missing)))
 }
 

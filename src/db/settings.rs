@@ -5,21 +5,16 @@ use super::session::{Param, lines};
 use postgres::{Client, types::Type};
 use std::time::Duration;
 
-/// Has names looked up in the schema of the tables alone, and never in that of temporary tables.
-pub const SEARCH_PATH: &str = "\
-    select set_config('search_path', quote_ident(current_schema()::text) || ', pg_temp', false) \
-    where current_schema() is not null; ";
-
 /// Settings of the session that differ from what is needed, and the statement that changes each for the role. Times may
 /// be shorter. Names are to be looked up in the schema of the tables, and in that of temporary tables last.
 const OTHER_SETTINGS: &str = "\
     select format('%s is %s: alter role %I in database %I set %s = %L', \
-        name, current_setting(name), current_user, current_database(), name, needed) \
+        name, current_setting(name), session_user, current_database(), name, needed) \
     from rows from (unnest($1::text[]), unnest($2::text[])) as given (name, needed) join pg_settings using (name) \
     where case when unit = 'ms' then setting::bigint not between bigint '1' and needed::bigint else setting <> needed end \
     union all \
     select format('search_path is %s: alter role %I in database %I set search_path = %I, pg_temp', \
-        setting, current_user, current_database(), current_schema()) \
+        setting, session_user, current_database(), current_schema()) \
     from current_setting('search_path') as setting \
     where replace(setting, ' ', '') <> replace(quote_ident(current_schema()::text) || ',pg_temp', ' ', '')";
 

@@ -74,7 +74,7 @@ impl ScratchDatabase {
                 let (name, url) = share.create("template1").map_err(failed)?;
                 let config = Config { database: Database::Url(url.as_str().into()), ..small() };
                 let servers = Servers::new(&config)?;
-                migrations.bring_up(&servers, true)?;
+                migrations.bring_up(&servers, true, false)?;
                 fill(&url)?;
                 keep_as_template(&mut session, &name, &template).map_err(failed)?;
                 created = share.create(&template);

@@ -192,3 +192,37 @@ fn a_pooler_with_one_session() {
     let mut client = Client::new(&process.wait_for_url());
     assert_eq!(client.get("/users").status, 200);
 }
+
+/// The connection string names a schema, and the pooler does not: nothing is made or read in another one.
+#[test]
+fn a_pooler_that_ignores_the_schema() {
+    for mode in ["session", "transaction"] {
+        let own = database();
+        own.run("create schema userd authorization app");
+        let settings =
+            format!("pool_mode = {mode}\ndefault_pool_size = 8\nignore_startup_parameters = options");
+        let pooled = Pooled::start(&own, &settings);
+        let url = format!("{}&options=-csearch_path%3Duserd", pooled.url);
+        let is_refused = |told: &str| {
+            for arguments in [&["--port=0"][..], &["migrate"], &["export"], &["check"]] {
+                let (code, stdout, stderr) = Process::start(arguments, &[("DATABASE_URL", &url)]).ended();
+                assert!(code == 1 && (stdout + &stderr).contains(told), "{arguments:?}: {stderr}");
+            }
+        };
+        let ignored = "a pooler ignores `options` of DATABASE_URL, and the session has the schema \"public\"";
+        is_refused(ignored);
+        let tables = "select count(*) from pg_class where relname = 'users'";
+        assert_eq!(own.client().query_one(tables, &[]).unwrap().get::<_, i64>(0), 0);
+        // Users of another service are not served, either.
+        let direct = own.url().replace("user=postgres", "user=app");
+        assert_eq!(Process::start(&["migrate"], &[("DATABASE_URL", &direct)]).ended().0, 0);
+        is_refused(ignored);
+        own.run("alter role app in database postgres set search_path = userd, pg_temp");
+        own.run("select pg_terminate_backend(pid) from pg_stat_activity where usename = 'app'");
+        let migrated = Process::start(&["migrate"], &[("DATABASE_URL", &url)]).ended();
+        assert_eq!(migrated.0, 0, "{migrated:?}");
+        every_verb(&Process::at(&url, &[]).wait_for_url(), mode);
+        let users = "select count(*) from public.users";
+        assert_eq!(own.client().query_one(users, &[]).unwrap().get::<_, i64>(0), 0);
+    }
+}

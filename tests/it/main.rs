@@ -35,6 +35,7 @@ mod privileges;
 mod programs;
 mod repeating;
 mod requests;
+mod schemas;
 #[allow(dead_code, unused_imports, reason = "tests/deploy uses the rest")]
 mod support;
 mod tables;
