@@ -54,15 +54,12 @@ pub(super) const BLOCKED: &str = "\
     where current_setting('transaction_read_only') = 'on' \
     union all \
     (select format(case \
-            when c.oid is not null and has_schema_privilege(n.oid, 'USAGE') then 'the role may not read the history of \
-                migrations in the schema %1$I: `grant select on %1$I.refinery_schema_history to %2$I`' \
-            when c.oid is not null then 'the role may not enter the schema %1$I, which has a history of migrations: \
-                `grant usage on schema %1$I to %2$I`' \
-            when current_schema() is not null \
-                then 'the role may not create tables in its schema: `grant create on schema %1$I to %2$I`' \
-            else 'the role may not create tables in its schema, as its search_path has none (3F000): ' || \
-                case when n.oid is null then '`create schema %1$I authorization %2$I`' \
-                    else '`grant usage, create on schema %1$I to %2$I`' end end, named.name, current_user) \
+            when c.oid is not null then 'the role may not read the history of migrations in the schema %1$I: \
+                `grant usage on schema %1$I to %2$I; grant select on %1$I.refinery_schema_history to %2$I`' \
+            when n.oid is not null then 'the role may not create tables in its schema: \
+                `grant usage, create on schema %1$I to %2$I`' \
+            else 'the role may not create tables in its schema, as its search_path has none (3F000): \
+                `create schema %1$I authorization %2$I`' end, named.name, current_user) \
     from pg_settings, regexp_matches(reset_val, '\"((?:[^\"]|\"\")+)\"|([^\",\\s]+)', 'g') with ordinality as path (parts, position), \
         lateral (select coalesce(nullif(coalesce(replace(parts[1], '\"\"', '\"'), lower(parts[2])), '$user'), current_user::text) as name) as named \
         left join pg_namespace n on nspname::text = named.name \

@@ -22,26 +22,21 @@ const LOCK_PAUSE: Duration = Duration::from_millis(200);
 
 /// The first of some names that is taken in the schema, with the kind of what has it. $1: names.
 const TAKEN: &str = "\
-    select format('the schema \"%s\" has %s `%s`', current_schema(), kind, name) \
-    from pg_namespace n, lateral ( \
-        select relname::text as name, case relkind when 'v' then 'a view' when 'm' then 'a materialized view' \
-            when 'f' then 'a foreign table' when 'S' then 'a sequence' when 'c' then 'a type' \
-            when 'i' then 'an index' else 'a table' end as kind \
-        from pg_class where relnamespace = n.oid \
-        union all select proname::text, 'a function' from pg_proc where pronamespace = n.oid and pronargs = 0 \
-        union all select typname::text, 'a type' from pg_type where typnamespace = n.oid and typrelid = oid '0' \
-    ) things \
-    where nspname::text = current_schema()::text and name = any ($1::text[]) \
-    order by array_position($1, name), kind <> 'a table' limit 1";
+    select format('the schema \"%s\" has the %s', current_schema(), pg_describe_object(class, oid, 0)) \
+    from unnest($1::text[]) with ordinality as given (name, position), \
+        lateral (select quote_ident(current_schema()::text) || '.' || quote_ident(name) as name) as qualified, \
+        lateral (values ('pg_class'::regclass::oid, to_regclass(qualified.name)::oid), \
+            ('pg_proc'::regclass::oid, to_regprocedure(qualified.name || '()')::oid), \
+            ('pg_type'::regclass::oid, to_regtype(qualified.name)::oid)) as things (class, oid) \
+    where oid is not null order by position, class desc limit 1";
 
 /// The schema that the settings of a session lead to; whether they are those of the connection, and name it alone.
 const SCHEMA: &str = "\
     select current_schema()::text, source in ('client', 'session'), setting !~ '[,$]' \
     from pg_settings where name = 'search_path'";
 
-/// The other schemas that have a history with one of the checksums $1, and the statement that has the role use each. Only
-/// tables without rules, policies or types of another program are read, none of whose functions are executed then, and a
-/// lock is waited for briefly.
+/// Other schemas that have a history with one of the checksums $1, each with the statement that has the role use it. Views,
+/// policies and types are left out, as functions of another role would be executed, and a lock is waited for briefly.
 const ELSEWHERE: &str = "\
     select nspname::text, format('alter role %I in database %I set search_path = %I', \
         session_user, current_database(), nspname) \

@@ -312,36 +312,39 @@ fn start_of(url: &str) -> String {
 
 #[test]
 fn names_of_another_program_are_told_before_a_start_meets_them() {
-    const HISTORY: &str = "a table `refinery_schema_history`";
+    const HISTORY: &str = "the table refinery_schema_history";
     for (sql, thing) in [
-        ("create table credentials (id int)", "a table `credentials`"),
-        ("create table user_counts (id int) partition by range (id)", "a table `user_counts`"),
-        ("create view users as select 1 as id", "a view `users`"),
+        ("create table credentials (id int)", "the table credentials"),
+        ("create table user_counts (id int) partition by range (id)", "the table user_counts"),
+        ("create view users as select 1 as id", "the view users"),
         (
             "create table users (id int, phone text not null); create rule r as on insert to users do also notify r",
-            "a table `users`",
+            "the table users",
         ),
         (
             "create materialized view idempotency_keys as select 1 as id",
-            "a materialized view `idempotency_keys`",
+            "the materialized view idempotency_keys",
         ),
-        ("create sequence credentials", "a sequence `credentials`"),
-        ("create type users as enum ('a')", "a type `users`"),
-        ("create type user_counts as (a int)", "a type `user_counts`"),
-        ("create domain credentials as text", "a type `credentials`"),
+        ("create sequence credentials", "the sequence credentials"),
+        ("create type users as enum ('a')", "the type users"),
+        ("create type user_counts as (a int)", "the composite type user_counts"),
+        ("create domain credentials as text", "the type credentials"),
         (
             "create table t (id int); create index idempotency_keys_id on t (id)",
-            "an index `idempotency_keys_id`",
+            "the index idempotency_keys_id",
         ),
         (
             "create table t (email text); create index users_email_key on t (email)",
-            "an index `users_email_key`",
+            "the index users_email_key",
         ),
         (
             "create function user_version() returns int language sql as 'select 1'",
-            "a function `user_version`",
+            "the function user_version()",
         ),
-        ("create procedure idempotency_erase() language sql as 'select 1'", "a function `idempotency_erase`"),
+        (
+            "create procedure idempotency_erase() language sql as 'select 1'",
+            "the function idempotency_erase()",
+        ),
         (
             "create table refinery_schema_history as select 1 as version, 'orders' as name, '' as applied_on, '123' as checksum",
             HISTORY,
@@ -426,11 +429,11 @@ fn additions_of_another_program_that_fail_creates_are_told() {
 #[test]
 fn a_first_start_that_may_not_make_tables_says_how_it_may() {
     for (sql, path, remedy) in [
-        ("", "", "grant create on schema public to \"ROLE\""),
+        ("", "", "grant usage, create on schema public to \"ROLE\""),
         (
             "create schema \"Odd, one\"; grant usage on schema \"Odd, one\" to \"ROLE\"",
             "\"Odd, one\"",
-            "grant create on schema \"Odd, one\" to \"ROLE\"",
+            "grant usage, create on schema \"Odd, one\" to \"ROLE\"",
         ),
         ("create schema closed", "closed, other", "grant usage, create on schema closed to \"ROLE\""),
         (
@@ -494,7 +497,9 @@ fn a_role_that_may_not_enter_the_schema_of_the_tables() {
     database.run(&grants);
     database.run(&format!("revoke usage on schema public from public, {role}"));
     let url = database.url().replace("user=postgres", &format!("user={role}"));
-    let remedy = format!("grant usage on schema public to {role}");
+    let remedy = format!(
+        "grant usage on schema public to {role}; grant select on public.refinery_schema_history to {role}"
+    );
     let (code, found) = check_of(&database, &[("DATABASE_URL", &url)]);
     assert!(code == 1 && found.contains(&format!("`{remedy}`")), "{found}");
     assert!(start_of(&url).contains(&format!("`{remedy}`")));

@@ -326,7 +326,7 @@ fn users_of_another_program() {
         assert_eq!((code, stdout.as_str()), (1, ""));
         let line = stderr.lines().last().unwrap();
         for part in [
-            "the schema \"public\" has a table `users` of another program",
+            "the schema \"public\" has the table users of another program",
             "a schema of its own",
             "\"What if the database has users already?\"",
         ] {
@@ -335,7 +335,7 @@ fn users_of_another_program() {
     }
     let (code, stdout, _) = on(&database, &["check"], &[]);
     assert!(
-        code == 1 && stdout.contains("problem  migrations: the schema \"public\" has a table"),
+        code == 1 && stdout.contains("problem  migrations: the schema \"public\" has the table"),
         "{stdout}"
     );
     assert_eq!(schema(&database), before);
