@@ -35,7 +35,7 @@ const SCHEMA: &str = "\
     select current_schema()::text, source in ('client', 'session'), setting !~ '[,$]' \
     from pg_settings where name = 'search_path'";
 
-/// Other schemas that have a history with one of the checksums $1, each with the statement that has the role use it. Views,
+/// Other schemas that have users, and a history with one of the checksums $1, each with the statement that has the role use it. Views,
 /// policies and types are left out, as functions of another role would be executed, and a lock is waited for briefly.
 const ELSEWHERE: &str = "\
     select nspname::text, format('alter role %I in database %I set search_path = %I', \
@@ -46,6 +46,7 @@ const ELSEWHERE: &str = "\
         and case when has_schema_privilege(n.oid, 'USAGE') and has_table_privilege(c.oid, 'SELECT') \
             and exists (select from pg_attribute where attrelid = c.oid and attname::text = 'checksum' \
                 and atttypid::regtype::text in ('character varying', 'text')) \
+            and to_regclass(quote_ident(nspname::text) || '.users') is not null \
             and set_config('lock_timeout', '1s', true) is not null \
         then query_to_xml(format('select from only %I.refinery_schema_history where checksum::text = any (%L::text[])', \
             nspname, $1::text[]), true, true, '')::text <> '' end \

@@ -185,19 +185,23 @@ fn histories_of_other_programs() {
         "create table f.HISTORY as COPY with no data",
         "create unlogged table g.HISTORY as COPY",
         "create materialized view h.HISTORY as COPY",
+        // A history without tables.
+        "create table i.HISTORY as COPY",
     ];
-    for (sql, schema) in histories.iter().zip("abcdefgh".chars()) {
+    for (sql, schema) in histories.iter().zip("abcdefghi".chars()) {
         let sql = sql.replace("HISTORY", "refinery_schema_history").replace("COPY", COPY);
-        place.run(&format!("create schema {schema}; {sql}"));
+        let users = if schema == 'i' { "" } else { "create table SCHEMA.users (id int)" };
+        place
+            .run(&format!("create schema {schema}; {sql}; {}", users.replace("SCHEMA", &schema.to_string())));
     }
     let mut other = place.database.client();
     other.batch_execute(&format!("create temporary table refinery_schema_history as {COPY}")).unwrap();
     // These are userd's, and the role cannot see them.
     place.run(&format!(
-        "create schema x; create table x.refinery_schema_history as {COPY}; \
-         create schema y; create table y.refinery_schema_history as {COPY}; drop owned by ROLE cascade; \
-         grant create on schema public to ROLE; grant usage on schema a, b, c, d, e, f, g, h, y, evil to ROLE; \
-         grant usage on sequence evil.ran to ROLE; grant select on all tables in schema a, b, c, d, e, f, g, h, x to ROLE"
+        "create schema x create table users (id int); create table x.refinery_schema_history as {COPY}; \
+         create schema y create table users (id int); create table y.refinery_schema_history as {COPY}; drop owned by ROLE cascade; \
+         grant create on schema public to ROLE; grant usage on schema a, b, c, d, e, f, g, h, i, y, evil to ROLE; \
+         grant usage on sequence evil.ran to ROLE; grant select on all tables in schema a, b, c, d, e, f, g, h, i, x to ROLE"
     ));
     let (code, found, _) = place.userd(&["check"], "");
     assert!(code == 0 && found.contains("a start applies what is missing"), "{found}");
