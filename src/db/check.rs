@@ -193,10 +193,8 @@ fn examine(config: &Config, with_counts: bool, findings: &mut Vec<Finding>) -> R
         Err(line) => add(findings, Problem, "migrations", [line]),
         Ok(None) => {
             add(findings, Fine, "migrations", ["all are applied"]);
-            let others = migrations.elsewhere(client)?.into_iter();
-            let line =
-                |(name, _)| format!("userd's tables are in the schema {name:?}, too, which is not used");
-            add(findings, Note, "schema", others.map(line));
+            let others = migrations.elsewhere(client)?.into_iter().map(not_used);
+            add(findings, Note, "schema", others);
         }
         Ok(Some(names)) => {
             let (weight, what) = match (names.is_empty(), config.migrate) {
