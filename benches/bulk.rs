@@ -36,7 +36,7 @@ fn main() {
     let users: u32 = env::var("USERS").ok().and_then(|count| count.parse().ok()).unwrap_or(1_000_000);
     let dir = env::temp_dir().join(format!("userd-bench-bulk-{}", std::process::id()));
     fs::create_dir(&dir).expect("a fresh directory");
-    let cluster = Cluster::start(&dir.join("cluster"), 100).expect("a cluster");
+    let cluster = Cluster::open(&dir.join("cluster"), 100, false, |_| true).expect("a cluster");
     let url = cluster.connection_string("postgres");
     let (ndjson, csv) = (dir.join("in.ndjson"), dir.join("in.csv"));
     write_files(&ndjson, &csv, users);

@@ -80,7 +80,7 @@ fn main() {
     let dir = env::temp_dir().join(format!("userd-bench-{}", std::process::id()));
     fs::create_dir(&dir).expect("a fresh directory");
     let scripts = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
-    let cluster = Cluster::start(&dir.join("cluster"), 100).expect("a cluster");
+    let cluster = Cluster::open(&dir.join("cluster"), 100, false, |_| true).expect("a cluster");
     let url = cluster.connection_string("postgres");
     let userd = Userd::start(&url);
     let mut client = postgres::Client::connect(&url, postgres::NoTls).expect("a connection");

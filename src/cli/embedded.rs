@@ -9,15 +9,19 @@ use userd::{Config, Database};
 /// as long as the value is kept. `make`: a missing cluster is made. Blocks until the server accepts connections.
 pub fn open(args: &Args, config: &mut Config, make: bool) -> Result<Option<Cluster>, Failure> {
     let Some(dir) = args.dir() else { return Ok(None) };
-    // While this is locked, a signal waits: it ends the server, too.
-    let mut remains = signals::REMAINS.lock();
     if !make {
         private_postgres::check(&dir).map_err(Failure::runtime)?;
     }
-    let open = if args.verb.is_empty() { Cluster::start } else { Cluster::join };
+    // A signal ends the server, too.
+    let go_on = |server| {
+        signals::REMAINS.lock().server = server;
+        signals::interruption().is_none()
+    };
     // Some sessions beyond the pool's are for migrations and psql.
-    let cluster = open(&dir, config.db_pool_size + 10).map_err(Failure::runtime)?;
-    remains.server = cluster.pid();
+    let opened = Cluster::open(&dir, config.db_pool_size + 10, !args.verb.is_empty(), go_on);
+    signals::REMAINS.lock().server = opened.as_ref().ok().and_then(Cluster::pid);
+    let cluster =
+        opened.map_err(|error| signals::interruption().unwrap_or_else(|| Failure::runtime(error)))?;
     config.database = Database::Url(cluster.connection_string("postgres").into());
     Ok(Some(cluster))
 }

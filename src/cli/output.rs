@@ -4,7 +4,7 @@
 use super::{Failure, signals};
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::path::{Path, PathBuf};
-use std::{io, os::unix::fs::PermissionsExt};
+use std::{io, os::unix::fs::MetadataExt, os::unix::fs::PermissionsExt};
 use tempfile::{Builder, TempPath};
 
 /// An open output.
@@ -18,20 +18,20 @@ impl Output {
     /// Opens `file`, or standard output. With `secret`, a new file is for its owner alone.
     pub fn open(file: Option<&Path>, secret: bool) -> Result<Output, Failure> {
         let as_it_is = |to: File| Output { to, unfinished: None };
-        let opened = match file {
+        let opened = check_link(file).and_then(|()| match file {
             // An export writes whole blocks, so the output needs no buffer.
             None => nix::unistd::dup(io::stdout()).map(File::from).map(as_it_is).map_err(io::Error::from),
             Some(file) if fs::metadata(file).is_ok_and(|found| !found.is_file()) => {
                 OpenOptions::new().write(true).open(file).map(as_it_is)
             }
             Some(file) => Output::beside(file, secret),
-        };
+        });
         let name = file.unwrap_or(Path::new("-")).display();
         opened.map_err(|error| Failure::runtime(format!("cannot write {name}: {error}; name another FILE")))
     }
 
     /// Opens an unfinished file in the directory of `file`. The permissions of an existing file are kept, unless the
-    /// content is secret. If `file` is a link, the file that it leads to is replaced.
+    /// content is secret. If `file` is a link of this user's or of root's, the file that it leads to is replaced.
     fn beside(file: &Path, secret: bool) -> io::Result<Output> {
         let target = fs::canonicalize(file).or_else(|_| std::path::absolute(file))?;
         let directory = target.parent().ok_or(io::ErrorKind::IsADirectory)?;
@@ -49,5 +49,16 @@ impl Output {
         self.to.sync_all()?;
         let _remains = signals::REMAINS.lock();
         path.persist(target).map_err(io::Error::from)
+    }
+}
+
+/// Checks that `file` is no link that another user has put there, as root's export would replace what it leads to.
+fn check_link(file: Option<&Path>) -> io::Result<()> {
+    let trusted = [0, nix::unistd::Uid::effective().as_raw()];
+    match file.map(fs::symlink_metadata) {
+        Some(Ok(found)) if found.is_symlink() && !trusted.contains(&found.uid()) => {
+            Err(io::Error::other(format!("it is a link of user {}", found.uid())))
+        }
+        _ => Ok(()),
     }
 }

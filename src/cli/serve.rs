@@ -25,7 +25,7 @@ pub fn serve(args: &Args) -> Result<(), Failure> {
         log::warn!("{line}");
     }
     let account = is_embedded.then(|| Account::find(is_kept)).transpose().map_err(Failure::runtime)?;
-    // A signal does not interrupt the making or the start of a cluster.
+    // A signal does not interrupt the making of a cluster, and has PostgreSQL stop if it is starting.
     signals::HAS_WORK.store(is_kept, SeqCst);
     signals::end_service()?;
     let has_commands = args.has("--commands");

@@ -7,7 +7,7 @@ use parking_lot::{Condvar, Mutex};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use std::{fs, io, process, thread};
 use userd::{private_postgres::Cluster, testing::Control};
@@ -23,6 +23,9 @@ pub static HAS_WORK: AtomicBool = AtomicBool::new(false);
 
 /// The end of the service, until [`wait`] takes it.
 static END: Mutex<Option<Result<(), String>>> = Mutex::new(None);
+
+/// The exit code if the service ends before it has served: 0, or of the signal that has ended it.
+static CODE: AtomicU8 = AtomicU8::new(0);
 
 /// Wakes [`wait`] up.
 static ENDED: Condvar = Condvar::new();
@@ -80,6 +83,11 @@ pub fn end(end: Result<(), String>) {
     ENDED.notify_one();
 }
 
+/// Returns the end of the process if the service has been ended before it served.
+pub fn interruption() -> Option<Failure> {
+    END.lock().is_some().then(|| Failure { code: CODE.load(SeqCst), line: String::new() })
+}
+
 /// Lets signals end the service from now on: the first one, once the requests in flight are finished; one that comes a
 /// second or more later, at once. A signal within [`REPETITION`] of the first one is part of it: `timeout` and npm pass on
 /// what the terminal has sent already.
@@ -89,6 +97,7 @@ pub fn end_service() -> Result<(), Failure> {
         Some(first) if first.elapsed() < REPETITION => {}
         None if HAS_WORK.load(SeqCst) => {
             first = Some(Instant::now());
+            CODE.store(128 + signal as u8, SeqCst);
             end(Ok(()));
         }
         _ => exit(128 + signal, ""),

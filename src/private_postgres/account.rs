@@ -1,14 +1,17 @@
 //! The account that PostgreSQL runs as: never root, which it refuses. Checks and makes the directories and files that the
 //! account owns or may enter. Knows nothing of clusters.
+//!
+//! A process of root's touches what the account can write within [`Account::act`] alone, which has the account's rights:
+//! a link that the account puts there leads to nothing that the account could not reach itself.
 
 use super::{ClusterError, Result, User};
-use nix::libc::{O_NOFOLLOW, O_NONBLOCK};
-use nix::unistd::{Gid, Uid};
-use std::fs::{self, File, OpenOptions, Permissions};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown, lchown};
+use nix::libc;
+use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
-use std::{env, io, path::Path};
+use std::process::Command;
+use std::{env, io, panic, path::Path, ptr, thread};
 
 /// The variables of our environment that PostgreSQL gets: no PG*, no LC_*, no secrets of userd's.
 const ENVIRONMENT: [&str; 6] = ["PATH", "TZ", "TZDIR", "LD_LIBRARY_PATH", "LOCPATH", "LOCALE_ARCHIVE"];
@@ -41,10 +44,14 @@ impl Account {
         Account { uid: user.uid, gid: user.gid }.checked()
     }
 
-    /// Checks that root can become this account.
+    /// Checks that root can become this account, and keeps no capability then.
     fn checked(self) -> Result<Account> {
-        let tried = self.command("/bin/sh").args(["-c", ":"]).current_dir("/").status();
-        tried.map(|_| self).map_err(|error| {
+        const HAS_NONE: &str = r#"while read -r name value; do [ "$name$value" != CapEff:0000000000000000 ] || exit 0; done; exit 1"#;
+        let mut shell = self.command("/bin/sh");
+        let tried =
+            shell.args(["-c", &format!("exec </proc/self/status; {HAS_NONE}")]).current_dir("/").status();
+        let keeps = || io::Error::other("it could become root again");
+        tried.and_then(|tried| tried.success().then_some(self).ok_or_else(keeps)).map_err(|error| {
             ClusterError::new(format!(
                 "root cannot become user {} here ({error}), and PostgreSQL refuses to run as root: start userd as another \
                  user, give the user namespace more users (/etc/subuid), or the container SETUID and SETGID",
@@ -68,6 +75,23 @@ impl Account {
         Uid::effective().is_root().then_some((self.uid, self.gid))
     }
 
+    /// Runs a function with the account's rights to files. The threads and processes that it starts have no others.
+    pub(super) fn act<T: Send>(&self, act: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        let Some((uid, gid)) = self.instead_of_root() else { return act() };
+        let act_as_account = || {
+            let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+            // SAFETY: no group is read. The system call changes this thread; the C library's function changes all threads.
+            unsafe { libc::syscall(libc::SYS_setgroups, 0, ptr::null::<libc::gid_t>()) };
+            // Each returns the identity until then. Other users can neither trace nor end the thread, which stays root's.
+            setfsgid(gid);
+            setfsuid(uid);
+            assert_eq!((setfsgid(gid), setfsuid(uid)), (gid, uid), "root has become the account before");
+            act()
+        };
+        let done = thread::scope(|scope| scope.spawn(act_as_account).join());
+        done.unwrap_or_else(|panicked| panic::resume_unwind(panicked))
+    }
+
     /// Returns a command that runs a program as this account, with little of our environment.
     pub(super) fn command(&self, program: impl AsRef<Path>) -> Command {
         let mut command = Command::new(program.as_ref());
@@ -78,20 +102,18 @@ impl Account {
         command
     }
 
-    /// Checks that the account may enter `dir`, which root would not notice.
+    /// Checks that the account, as which it is called, may enter `dir`.
     pub(super) fn check_way(&self, dir: &Path) -> Result<()> {
-        const FIRST_CLOSED: &str = r#"for dir; do [ -x "$dir" ] || { printf %s "$dir"; exit; }; done"#;
-        let mut way: Vec<&Path> = dir.ancestors().collect();
-        way.reverse();
-        let output =
-            self.command("/bin/sh").args(["-c", FIRST_CLOSED, "sh"]).args(way).current_dir("/").output();
-        match String::from_utf8_lossy(&output.map_err(ClusterError::io("run sh for", dir))?.stdout) {
-            closed if closed.is_empty() => Ok(()),
-            closed => Err(ClusterError::new(format!(
-                "PostgreSQL runs as user {}, who may not enter {closed}: chmod a+x it, or choose another directory",
-                name(self.uid)
-            ))),
-        }
+        let is_closed = |dir: &&Path| {
+            let entered = fs::metadata(dir.join("."));
+            entered.is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
+        };
+        let Some(closed) = dir.ancestors().filter(is_closed).last() else { return Ok(()) };
+        Err(ClusterError::new(format!(
+            "PostgreSQL runs as user {}, who may not enter {}: chmod a+x it, or choose another directory",
+            name(self.uid),
+            closed.display()
+        )))
     }
 
     /// Checks that `path` is the account's.
@@ -116,17 +138,15 @@ impl Account {
 
     /// Makes a directory that no other account can enter, unless there is one. Returns whether there is one then.
     pub(super) fn makes_private(&self, dir: &Path) -> bool {
-        let mut mkdir = self.command("mkdir");
-        mkdir.args(["-m700", "--"]).arg(dir).stderr(Stdio::null());
-        self.keeps_private(dir) || mkdir.status().is_ok() && self.keeps_private(dir)
+        // A umask may have closed a new directory to its owner.
+        let close = || fs::set_permissions(dir, Permissions::from_mode(0o700));
+        self.keeps_private(dir)
+            || DirBuilder::new().mode(0o700).create(dir).and_then(|()| close()).is_ok()
+                && self.keeps_private(dir)
     }
 
-    /// Gives the account a directory of root's, and closes it to other accounts. Refuses a directory of another owner.
-    pub(super) fn take_over(&self, dir: &Path) -> Result<()> {
-        let is_roots = fs::metadata(dir).is_ok_and(|found| found.uid() == 0);
-        if let Some((uid, gid)) = self.instead_of_root().filter(|_| is_roots) {
-            lchown(dir, Some(uid), Some(gid)).map_err(ClusterError::io("give away", dir))?;
-        }
+    /// Closes a directory of the account's to other accounts.
+    pub(super) fn close(&self, dir: &Path) -> Result<()> {
         self.check_owner(dir)?;
         let open = || io::Error::other("it is a link, or its file system has no modes");
         let closed = fs::set_permissions(dir, Permissions::from_mode(0o700));
@@ -134,23 +154,11 @@ impl Account {
         closed.map_err(ClusterError::io("make private", dir))
     }
 
-    /// Opens a file of the account's to append to, made if missing. It must be a regular file with one name, and no
-    /// symbolic link is followed: an account that may write to the directory must not make root open, or give away,
-    /// another file.
+    /// Opens a file of the account's to append to, made if missing.
     pub(super) fn open(&self, path: &Path) -> io::Result<File> {
-        let mut options = OpenOptions::new();
-        options.read(true).append(true).create(true).mode(0o600);
-        // A pipe would block until there is a reader.
-        let file = options.custom_flags(O_NOFOLLOW | O_NONBLOCK).open(path)?;
-        let found = file.metadata()?;
-        if !found.is_file() || found.nlink() != 1 {
-            return Err(io::Error::other("it is not a regular file with one name"));
-        }
+        let file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)?;
         // A umask may have closed a new file to its owner.
         file.set_permissions(Permissions::from_mode(0o600))?;
-        if let Some((uid, gid)) = self.instead_of_root() {
-            fchown(&file, Some(uid), Some(gid))?;
-        }
         Ok(file)
     }
 }

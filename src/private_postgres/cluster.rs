@@ -2,14 +2,21 @@
 
 use super::directory::{self, ClusterDir};
 use super::initdb::initialize;
-use super::server::ServerProcess;
-use super::{Account, ClusterError, POLL, Result, START_TIMEOUT, connect, connection_string, programs};
+use super::server::{self, ServerProcess};
+use super::{Account, ClusterError, GoOn, Result, Wait, connect, connection_string, programs};
+use postgres::error::SqlState;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
-use std::{fs, io, thread};
+use std::time::Duration;
+use std::{fs, io};
+
+/// Code of the refusal of a session that comes too early or too late.
+const STARTS_OR_STOPS: SqlState = SqlState::CANNOT_CONNECT_NOW;
+
+/// Time in which a process that is being started may have a copy of the lock.
+const MAX_LOCK_COPY: Duration = Duration::from_secs(1);
 
 /// A cluster that accepts connections. Dropping it ends every session and stops its server, if it was started here: what
-/// was committed is safe. Blocks for a fast shutdown of up to 10 s, then an immediate one (6 s), then SIGKILL (2 s).
+/// was committed is safe. Blocks for as long as a fast shutdown takes.
 ///
 /// If this process is killed, the server stays; the next start stops it and goes on.
 #[derive(Debug)]
@@ -24,43 +31,37 @@ impl Cluster {
     /// has none. A server that a killed userd left behind is stopped. PostgreSQL runs as the current user, or under root as
     /// [`Account::find`] has it. `max_connections`: the server's, at least 1.
     ///
-    /// Blocks for up to a minute, plus what stopping a server left behind takes. After an error nothing is running.
+    /// With `joins`, connects to the server that another process runs there, if one does. Root acts for the owner of the
+    /// directory then, so that nothing there becomes another's.
+    ///
+    /// Blocks for as long as PostgreSQL starts, a server left behind stops, or another process does either, unless `go_on`
+    /// ends that. After an error nothing is running.
     ///
     /// # Errors
     /// One line saying what to do: PostgreSQL, its right version or the `postgres` user missing; its programs not to be
     /// entered or not starting; the directory unusable, not ours, or in use; `initdb` or the server failing, with the
     /// last lines of its log.
-    pub fn start(dir: &Path, max_connections: u32) -> Result<Cluster> {
-        Cluster::open(dir, Account::find(true)?, max_connections, false)
-    }
-
-    /// Connects to the server that another process runs in `dir`, or starts one as [`Cluster::start`] does. Root acts for
-    /// the owner of the directory, so that nothing there becomes another's.
-    ///
-    /// Blocks for up to a minute, in which another process may be starting or stopping it.
-    ///
-    /// # Errors
-    /// Errors of [`Cluster::start`].
-    pub fn join(dir: &Path, max_connections: u32) -> Result<Cluster> {
-        Cluster::open(dir, Account::owner_of(&directory::place(dir))?, max_connections, true)
-    }
-
-    fn open(dir: &Path, account: Account, max_connections: u32, joins: bool) -> Result<Cluster> {
+    pub fn open(dir: &Path, max_connections: u32, joins: bool, go_on: GoOn) -> Result<Cluster> {
+        let account = if joins { Account::owner_of(&directory::place(dir)) } else { Account::find(true) }?;
         let dir = directory::make(dir, account)?;
-        // A process that is being started has a copy of the lock for a moment.
-        let deadline = Instant::now() + if joins { START_TIMEOUT } else { Duration::from_secs(1) };
-        loop {
-            if let Some(directory) = ClusterDir::lock(&dir, account)? {
-                return Cluster::start_in(directory, max_connections);
+        account.act(|| {
+            let mut wait = Wait::begin();
+            loop {
+                if let Some(directory) = ClusterDir::lock(&dir, account, go_on)? {
+                    return Cluster::start_in(directory, max_connections);
+                }
+                match (joins && server::is_ready(&dir)).then(|| connect(&dir)) {
+                    Some(Ok(_)) => return Ok(Cluster { dir, started: None }),
+                    Some(Err(error)) if error.code().is_some_and(|code| *code != STARTS_OR_STOPS) => {
+                        return Err(ClusterError::new(format!("cannot join {}: {error}", dir.display())));
+                    }
+                    None if !joins && wait.since.elapsed() >= MAX_LOCK_COPY => {
+                        return Err(directory::in_use(&dir));
+                    }
+                    _ => wait.pause(go_on, None, || directory::in_use(&dir).to_string())?,
+                }
             }
-            if joins && connect(&dir).is_ok() {
-                return Ok(Cluster { dir, started: None });
-            }
-            if Instant::now() >= deadline {
-                return Err(directory::in_use(&dir));
-            }
-            thread::sleep(POLL * 10);
-        }
+        })
     }
 
     fn start_in(directory: ClusterDir, max_connections: u32) -> Result<Cluster> {
@@ -114,14 +115,13 @@ fn major(directory: &ClusterDir) -> Result<u32> {
     programs::number(&text).ok_or_else(|| ClusterError::new(format!("{} holds no version", file.display())))
 }
 
-/// Returns the real name of the directory, which its socket is in, if there is a cluster. Starts nothing.
+/// Checks that there is a cluster. Starts nothing.
 ///
 /// # Errors
 /// There is no cluster, or this user may not look.
-pub fn check(dir: &Path) -> Result<PathBuf> {
+pub fn check(dir: &Path) -> Result<()> {
     let (shown, dir) = (dir.display(), &directory::place(dir));
-    let found = fs::metadata(dir.join("pgdata")).and_then(|_| fs::canonicalize(dir));
-    found.map_err(|error| match error.kind() {
+    fs::metadata(dir.join("pgdata")).map(drop).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => {
             ClusterError::new(format!("{shown} has no cluster; `userd --embedded={shown}` makes one"))
         }

@@ -2,11 +2,11 @@
 //! `pgdata` (the cluster), `postgres.log`, `lock` (held by the userd that runs the server) and the socket. They are in
 //! `userd` below it if its owner or mode cannot be set, as that of a volume with `fsGroup` in Kubernetes.
 
-use super::{Account, ClusterError, Result, SOCKET};
+use super::{Account, ClusterError, GoOn, Result, SOCKET, Wait};
 use nix::libc;
 use std::fs::{self, File, Metadata, TryLockError};
 use std::io::{self, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, lchown};
 use std::os::unix::process::CommandExt;
 use std::path::{self, Path, PathBuf};
 use std::process::{self, Command, Stdio};
@@ -27,15 +27,18 @@ pub(super) struct ClusterDir {
     pub dir: PathBuf,
     pub account: Account,
     pub lock: File,
+    pub go_on: GoOn,
 }
 
 impl ClusterDir {
     /// Locks the directory. `None`: another process has locked it, or has just removed it.
-    pub fn lock(dir: &Path, account: Account) -> Result<Option<ClusterDir>> {
+    pub fn lock(dir: &Path, account: Account, go_on: GoOn) -> Result<Option<ClusterDir>> {
         let path = dir.join("lock");
         let mut file = match account.open(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            opened => opened.map_err(ClusterError::io("open", &path))?,
+            opened => opened.or_else(|error| {
+                account.check_owner(&path).and(Err(ClusterError::io("open", &path)(error)))
+            })?,
         };
         match file.try_lock() {
             Err(TryLockError::WouldBlock) => return Ok(None),
@@ -43,7 +46,7 @@ impl ClusterDir {
         }
         let written = file.set_len(0).and_then(|()| writeln!(file, "{}", process::id()));
         written.map_err(ClusterError::io("write", &path))?;
-        Ok(Some(ClusterDir { dir: dir.to_owned(), account, lock: file }))
+        Ok(Some(ClusterDir { dir: dir.to_owned(), account, lock: file, go_on }))
     }
 
     /// Returns whether the locked directory still has its name.
@@ -79,16 +82,21 @@ impl ClusterDir {
         command
     }
 
-    /// Ends the processes that a killed userd or a killed server left, and removes the files that name them. Blocks for up
-    /// to 18 s.
+    /// Ends the processes that a killed userd or a killed server left, and removes the files that name them. Blocks for as
+    /// long as a server stops.
     pub fn clear(&self) -> Result<()> {
         // PostgreSQL refuses a directory that the group may write to, as each mount of a volume with `fsGroup` has it.
         let mut shell = self.command(Path::new("/bin/sh"), Stdio::null());
-        shell
-            .arg("-c")
-            .arg(format!("{PROCESSES}[ ! -d pgdata ] || chmod go= pgdata; end_all . pgdata pgdata.new"));
-        if !shell.status().is_ok_and(|status| status.success()) {
-            let dir = self.dir.display();
+        shell.arg("-c").arg(format!(
+            "{PROCESSES}[ ! -d pgdata ] || chmod go= pgdata; end_server; end_all . pgdata pgdata.new"
+        ));
+        let (mut wait, dir) = (Wait::begin(), self.dir.display());
+        let mut shell = shell.spawn().map_err(ClusterError::io("run", Path::new("/bin/sh")))?;
+        while matches!(shell.try_wait(), Ok(None)) {
+            wait.pause(self.go_on, None, || format!("the PostgreSQL left in {dir} stops"))
+                .inspect_err(|_| drop(shell.kill()))?;
+        }
+        if !shell.wait().is_ok_and(|status| status.success()) {
             return Err(ClusterError::new(format!("cannot end the PostgreSQL that runs in {dir}")));
         }
         for name in ["pgdata/postmaster.pid", SOCKET, &format!("{SOCKET}.lock")] {
@@ -120,36 +128,82 @@ pub(super) fn place(dir: &Path) -> PathBuf {
 /// Makes a directory for a cluster that is kept, of mode 0700 and the account's, or checks the one that is there.
 /// Returns its real name.
 pub(super) fn make(dir: &Path, account: Account) -> Result<PathBuf> {
-    let refuse = |why: &str| {
-        ClusterError::new(format!("{} {why}: choose another directory (--embedded=DIR)", dir.display()))
+    let dir = &path::absolute(dir).map_err(ClusterError::io("use", dir))?;
+    let parent = dir.parent().unwrap_or(dir);
+    let created =
+        || fs::create_dir_all(dir).map_err(|error| refuse(dir, &format!("cannot be created ({error})")));
+    let by_account = account.act(|| account.check_way(parent).map(|()| created()))?;
+    let is_roots = || fs::metadata(place(dir)).is_ok_and(|found| found.uid() == 0);
+    match account.instead_of_root().filter(|_| by_account.is_err() || is_roots()) {
+        Some((uid, gid)) => {
+            check_of_root(dir)?;
+            created()?;
+            check_entries(dir)?;
+            if dir.join("pgdata").exists() {
+                account.check_owner(dir)?;
+            }
+            // Some file systems keep no owners: `take` looks for a place there.
+            let _ = lchown(dir, Some(uid), Some(gid));
+        }
+        None => by_account?,
+    }
+    account.act(|| {
+        // After that, a new directory outlasts a power failure.
+        let _ = File::open(parent).and_then(|parent| parent.sync_all());
+        take(&fs::canonicalize(dir).map_err(ClusterError::io("read", dir))?, &account)
+    })
+}
+
+/// Checks that only root can change the way to `dir`, so that root can make it or give it away by its name.
+fn check_of_root(dir: &Path) -> Result<()> {
+    const OPEN: u32 = 0o022;
+    const STICKY: u32 = 0o1000;
+    let is_open = |path: &&Path| {
+        let found = fs::symlink_metadata(path);
+        let is_roots = |found: &Metadata| found.is_dir() && found.uid() == 0;
+        // In a sticky directory, root's can be replaced by root alone.
+        let is_closed =
+            |found: &Metadata| found.mode() & OPEN == 0 || found.mode() & STICKY != 0 || *path == dir;
+        found.is_ok_and(|found| !is_roots(&found) || !is_closed(&found))
     };
-    let absolute = path::absolute(dir).map_err(ClusterError::io("use", dir))?;
-    let parent = absolute.parent().unwrap_or(&absolute);
-    let create =
-        |dir| fs::create_dir_all(dir).map_err(|error| refuse(&format!("cannot be created ({error})")));
-    create(parent)?;
-    account.check_way(&fs::canonicalize(parent).map_err(ClusterError::io("read", parent))?)?;
-    create(&absolute)?;
-    // After that, a new directory outlasts a power failure.
-    let _ = File::open(parent).and_then(|parent| parent.sync_all());
-    let dir = fs::canonicalize(&absolute).map_err(ClusterError::io("read", dir))?;
-    let (place, below) = (place(&dir), dir.join(BELOW));
+    dir.ancestors().find(is_open).map_or(Ok(()), |open| {
+        let (why, open) = ("is a link or no directory, or others than root can change it", open.display());
+        let why = format!("cannot be created or given away by root: {open} {why}");
+        Err(refuse(dir, &why))
+    })
+}
+
+/// Closes the directory, or the one below it, to other accounts. Returns which of the two.
+fn take(dir: &Path, account: &Account) -> Result<PathBuf> {
+    let (place, below) = (place(dir), dir.join(BELOW));
     if !takes_a_socket(&place) {
-        return Err(refuse("is too long a name for a socket in it, or has a comma or a line break"));
+        return Err(refuse(dir, "is too long a name for a socket in it, or has a comma or a line break"));
     }
-    let has_cluster = place.join("pgdata").exists();
-    let entries = fs::read_dir(&dir).map_err(ClusterError::io("read", &dir))?;
-    let mut names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
-    let ours = ["pgdata", "postgres.log", "lock", ".s.PGSQL.", "lost+found"];
-    let foreign = names
-        .find(|name| !(ours.iter().any(|ours| name.starts_with(ours)) || name == BELOW && place == below));
-    if let Some(foreign) = foreign.filter(|_| !has_cluster) {
-        return Err(refuse(&format!("is neither empty nor a cluster of userd's (it has {foreign:?})")));
-    }
-    let goes_below =
-        || place == dir && !has_cluster && takes_a_socket(&below) && account.makes_private(&below);
-    match account.take_over(&place) {
+    check_entries(dir)?;
+    let is_new = place == dir && !dir.join("pgdata").exists();
+    let goes_below = || is_new && takes_a_socket(&below) && account.makes_private(&below);
+    match account.close(&place) {
         Err(_) if goes_below() => Ok(below),
-        taken => taken.map(|()| place),
+        closed => closed.map(|()| place),
     }
+}
+
+/// Checks that a directory has a cluster, or nothing but what a start without success has left.
+fn check_entries(dir: &Path) -> Result<()> {
+    const OURS: [&str; 5] = ["pgdata", "postgres.log", "lock", ".s.PGSQL.", "lost+found"];
+    let place = place(dir);
+    let entries = fs::read_dir(dir).map_err(ClusterError::io("read", dir))?;
+    let mut names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let is_foreign =
+        |name: &String| !OURS.iter().any(|ours| name.starts_with(ours)) && (name != BELOW || place == dir);
+    match names.find(is_foreign).filter(|_| !place.join("pgdata").exists()) {
+        Some(name) => {
+            Err(refuse(dir, &format!("is neither empty nor a cluster of userd's (it has {name:?})")))
+        }
+        None => Ok(()),
+    }
+}
+
+fn refuse(dir: &Path, why: &str) -> ClusterError {
+    ClusterError::new(format!("{} {why}: choose another directory (--embedded=DIR)", dir.display()))
 }

@@ -18,16 +18,17 @@ mod user;
 
 use directory::ClusterDir;
 use postgres::{Client, Config, NoTls};
-use std::{io, path::Path, result, time::Duration};
+use std::time::{Duration, Instant};
+use std::{io, path::Path, result, thread};
 
 pub use account::Account;
 pub use cluster::{Cluster, check};
 pub use shared::Shared;
 pub use user::User;
 
-/// Bound on a start: recovery after a crash replays the log, `initdb` syncs files.
-const START_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(5);
+/// Interval between two lines about a wait in userd's log.
+const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Part of the name of the socket's file. No port is listened on.
 const PORT: u16 = 5432;
@@ -39,6 +40,36 @@ const SOCKET: &str = ".s.PGSQL.5432";
 pub struct ClusterError(String);
 
 type Result<T> = result::Result<T, ClusterError>;
+
+/// Returns whether a start goes on: called every few milliseconds while one waits, with the server's process id as soon as
+/// there is a server.
+pub type GoOn = fn(Option<u32>) -> bool;
+
+/// A wait for what PostgreSQL or another process does. Has no bound: an end amid recovery or a checkpoint would only have
+/// the next start begin it anew.
+struct Wait {
+    since: Instant,
+    lines: u32,
+}
+
+impl Wait {
+    fn begin() -> Wait {
+        Wait { since: Instant::now(), lines: 1 }
+    }
+
+    /// Blocks for a moment. Logs what is waited for every ten seconds. An error if the start does not go on.
+    fn pause(&mut self, go_on: GoOn, server: Option<u32>, what: impl FnOnce() -> String) -> Result<()> {
+        if !go_on(server) {
+            return Err(ClusterError::new("interrupted"));
+        }
+        thread::sleep(POLL);
+        if self.since.elapsed() >= LINE_INTERVAL * self.lines {
+            log::info!("waiting for {} s: {}", self.since.elapsed().as_secs(), what());
+            self.lines += 1;
+        }
+        Ok(())
+    }
+}
 
 impl ClusterError {
     fn new(message: impl AsRef<str>) -> ClusterError {

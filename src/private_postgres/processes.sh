@@ -21,6 +21,13 @@ wait_for_initdb() { # directories
     done
 }
 
+# Ends the server of `pgdata`, if it runs, by a fast shutdown, and waits for as long as that takes.
+end_server() {
+    while read -r server <pgdata/postmaster.pid && [ "/proc/$server/cwd" -ef pgdata ] && kill -s INT "$server"; do
+        sleep 0.05
+    done
+} 2>/dev/null
+
 # Ends what works in the directories by a fast shutdown, after 10 s by an immediate one, after 6 s more by SIGKILL. Fails if
 # it runs on.
 end_all() { # directories

@@ -7,14 +7,15 @@
 use super::directory::{self, ClusterDir, PROCESSES};
 use super::initdb::initialize;
 use super::server::ServerProcess;
-use super::{Account, ClusterError, POLL, Result, SOCKET, START_TIMEOUT, connect, programs};
+use super::{Account, ClusterError, Result, SOCKET, Wait, connect, programs};
 use nix::sys::statvfs::{Statvfs, statvfs};
 use nix::unistd::Uid;
 use postgres::Client;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Stdio};
-use std::{os::unix::net::UnixStream, thread, time::Instant};
+use std::time::{Duration, Instant};
+use std::{os::unix::net::UnixStream, thread};
 
 /// Part of the directory's name: another number for each version that is not compatible.
 const FORMAT: u32 = 5;
@@ -22,6 +23,9 @@ const FORMAT: u32 = 5;
 /// Bytes that are free where the server is made, unless it can be made nowhere else: for a cluster of 60 MB, some 8 MB a
 /// database, and the write-ahead log.
 const SPACE_NEEDED: u64 = 2 << 30;
+
+/// Time in which a server that listens, and that no process is starting or removing, has to give a share.
+const MAX_WITHOUT_SHARE: Duration = Duration::from_secs(60);
 
 /// Settings of a server whose data are not kept.
 const THROWN_AWAY: [&str; 7] = [
@@ -73,17 +77,21 @@ impl Shared {
     /// Joins the server of the programs that `POSTGRES_BIN` names or that are found, or starts it, in the first directory
     /// that can be made. Their names begin with one of `prefixes`. Each installation has a server of its own.
     ///
-    /// Blocks for some milliseconds, or for up to a minute if the server has to be started, or is ending.
+    /// Blocks for some milliseconds, or for as long as the server starts or is removed.
     ///
     /// # Errors
-    /// Errors of [`Cluster::start`](super::Cluster::start).
+    /// Errors of [`Cluster::open`](super::Cluster::open).
     pub fn join(prefixes: &[PathBuf], max_connections: u32) -> Result<Shared> {
         let account = Account::find(false)?;
+        account.act(|| Shared::join_as(account, prefixes, max_connections))
+    }
+
+    fn join_as(account: Account, prefixes: &[PathBuf], max_connections: u32) -> Result<Shared> {
         let (programs, fingerprint) = programs::first(&account)?;
         let name = format!("{}-{}-{FORMAT}-{fingerprint}", Uid::effective(), account.uid);
         let dirs = prefixes.iter().map(|prefix| PathBuf::from(format!("{}-{name}", prefix.display())));
         let dirs: Vec<PathBuf> = dirs.filter(|dir| directory::takes_a_socket(dir)).collect();
-        let deadline = Instant::now() + START_TIMEOUT;
+        let (mut wait, mut last_progress) = (Wait::begin(), Instant::now());
         let mut remover: Option<ChildStdin> = None;
         loop {
             let connected =
@@ -97,7 +105,11 @@ impl Shared {
             }
             let dir = make(&dirs, &account)?;
             let is_dead = |locked: &ClusterDir| !accepts_connections(&dir) && locked.is_there();
-            if let Some(directory) = ClusterDir::lock(&dir, account)?.filter(is_dead) {
+            let locked = ClusterDir::lock(&dir, account, |_| true)?;
+            if locked.is_none() {
+                last_progress = Instant::now();
+            }
+            if let Some(directory) = locked.filter(is_dead) {
                 let mut shell = remove_without_a_line(&directory)?;
                 if directory.pgdata().exists() {
                     // The server was killed.
@@ -112,10 +124,10 @@ impl Shared {
                     remover = shell.stdin.take();
                 }
             }
-            if Instant::now() >= deadline {
+            if last_progress.elapsed() >= MAX_WITHOUT_SHARE {
                 return Err(directory::in_use(&dir));
             }
-            thread::sleep(POLL);
+            wait.pause(|_| true, None, || format!("the PostgreSQL in {} starts or stops", dir.display()))?;
         }
     }
 }

@@ -23,6 +23,7 @@ mod hostile;
 mod import;
 mod lanes;
 mod lifecycle;
+mod links;
 mod listening;
 mod memory;
 mod model;

@@ -42,7 +42,7 @@ impl Own {
     /// Starts it, or restarts it.
     pub fn restart(&mut self) {
         self.cluster = None;
-        let cluster = Cluster::start(&self.dir.path().join("data"), 100);
+        let cluster = Cluster::open(&self.dir.path().join("data"), 100, false, |_| true);
         self.cluster = Some(cluster.expect("the tests need a PostgreSQL server of their own"));
     }
 

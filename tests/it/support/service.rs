@@ -220,6 +220,11 @@ impl Process {
         status.code().unwrap_or_else(|| -status.signal().unwrap_or_default())
     }
 
+    /// Returns whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("it is our child").is_some()
+    }
+
     /// Returns how it ended, however long a cluster takes to start and to stop.
     pub fn ended(&mut self) -> Ended {
         (self.wait(LONG_ON_DISK), self.stdout(), self.stderr())
