@@ -13,10 +13,32 @@ use sha1::Sha1;
 use sha2::{Sha256, Sha384, Sha512};
 use subtle::ConstantTimeEq;
 
-/// The costs that verifying a hash may have: anybody who knows the address of the user can cause it. At most some 1.5 s of
-/// a core.
-pub(super) const BOUNDS: &str =
-    "128 MiB, 256 MiB times passes, bcrypt's 12, 2000000 rounds of PBKDF2 or 1048576 of MD5";
+/// The most that verifying one form of a password may take: anybody who knows the address of the user can cause it. A
+/// password has two forms if it is not in NFC, which makes 1.4 s of a core.
+const MAX_COST: Cost = Cost { memory: 129 << 10, nanoseconds: 700_000_000 };
+
+/// Bytes of the longest password that a hash matches, unless it is one of Argon2id: phpass hashes all of them in each
+/// round.
+const MAX_OTHER_PASSWORD: usize = 4096;
+
+// The nanoseconds of a core that makes a hash of ours in 20 ms, and has no instructions for SHA.
+/// Argon2id fills 1 KiB once, with any number of lanes.
+const ARGON2: u64 = 2_000;
+/// scrypt fills 1 KiB and reads it again.
+const SCRYPT: u64 = 3_600;
+/// scrypt derives and hashes 1 KiB of its blocks.
+const SCRYPT_BLOCKS: u64 = 26_000;
+/// A round of PBKDF2.
+const PBKDF2_SHA1: u64 = 200;
+const PBKDF2_SHA256: u64 = 380;
+const PBKDF2_SHA512: u64 = 500;
+/// A round of bcrypt.
+const BCRYPT: u64 = 60_000;
+/// A round of MD5 over [`MAX_OTHER_PASSWORD`].
+const PHPASS: u64 = 7_500;
+
+/// The problem of a hash that costs more than [`MAX_COST`].
+const EXPENSIVE: &str = "costs more to verify than 129 MiB of memory, or 1.5 s of a core for any password";
 
 /// The problem of a hash in a format that is not verified.
 const UNKNOWN: &str = "is neither an Argon2id, bcrypt, PBKDF2, scrypt nor WordPress hash";
@@ -45,42 +67,66 @@ pub fn is_hash(text: &str) -> bool {
         && (has_name || OTHER_KINDS.iter().any(|kind| text.starts_with(kind)) || is_known())
 }
 
+/// What verifying one form of a password takes.
+#[derive(Clone, Copy)]
+struct Cost {
+    /// KiB that are allocated.
+    memory: u64,
+    nanoseconds: u64,
+}
+
 /// A parsed hash.
 pub(super) struct HashFormat<'a> {
     /// Returns whether the hash is one of this password. Blocks for the work.
     pub matches: Box<dyn Fn(&str) -> bool + 'a>,
-    /// The memory that verifying takes, in KiB.
-    pub memory: u64,
+    cost: Cost,
     /// The memory times how often it is filled, if the hash is one of Argon2id.
     pub argon2: Option<u64>,
-    /// True if verifying costs more than [`BOUNDS`].
-    pub is_expensive: bool,
     /// Returns whether the hash, if it matches this password, may be one of a part of it.
     pub reads_partly: fn(&str) -> bool,
 }
 
 impl<'a> HashFormat<'a> {
-    /// Parses a hash. The error follows a field's name in a line; it quotes nothing.
+    /// Parses a hash, and refuses one that costs too much. The error follows a field's name in a line; it quotes nothing.
     pub fn parse(text: &'a str) -> Result<HashFormat<'a>, &'static str> {
         let (kind, rest) = text.strip_prefix('$').and_then(|text| text.split_once('$')).unwrap_or_default();
         let format = match kind {
             "argon2id" => argon2(text),
             "scrypt" => scrypt(text),
-            "pbkdf2" | "pbkdf2-sha1" => pbkdf2::<Sha1>(text),
-            "pbkdf2-sha256" => pbkdf2::<Sha256>(text),
-            "pbkdf2-sha512" => pbkdf2::<Sha512>(text),
+            "pbkdf2" | "pbkdf2-sha1" => pbkdf2::<Sha1>(text, PBKDF2_SHA1),
+            "pbkdf2-sha256" => pbkdf2::<Sha256>(text, PBKDF2_SHA256),
+            "pbkdf2-sha512" => pbkdf2::<Sha512>(text, PBKDF2_SHA512),
             "2a" | "2b" | "2y" => bcrypt(text),
             "wp" => bcrypt(&text["$wp".len()..]).map(of_wordpress),
             "P" | "H" => phpass(rest),
             _ => return Err(UNKNOWN),
         };
-        format.ok_or_else(|| if has_other_lengths(text) { OTHER_LENGTHS } else { "is a damaged hash" })
+        let problem = || if has_other_lengths(text) { OTHER_LENGTHS } else { "is a damaged hash" };
+        let format = format.ok_or_else(problem)?;
+        let Cost { memory, nanoseconds } = format.cost;
+        let is_cheap = memory <= MAX_COST.memory && nanoseconds <= MAX_COST.nanoseconds;
+        is_cheap.then_some(format).ok_or(EXPENSIVE)
     }
 
-    /// A hash of a function that reads all of a password, and fills `memory` KiB in each of its passes.
-    fn new(memory: u64, passes: u64, matches: impl Fn(&str) -> bool + 'a) -> HashFormat<'a> {
-        let is_expensive = memory > 128 << 10 || memory.saturating_mul(passes) > 256 << 10;
-        HashFormat { matches: Box::new(matches), memory, argon2: None, is_expensive, reads_partly: |_| false }
+    /// Returns the bytes of memory that verifying takes.
+    pub fn memory(&self) -> usize {
+        (self.cost.memory as usize) << 10
+    }
+
+    /// Returns whether a password may match, and is short enough for [`MAX_COST`].
+    pub fn reads(&self, password: &str) -> bool {
+        self.argon2.is_some() || password.len() <= MAX_OTHER_PASSWORD
+    }
+
+    /// A hash of a function other than Argon2id that reads all of a password, and takes `nanoseconds` for each of its
+    /// `rounds`.
+    fn new(rounds: u64, nanoseconds: u64, matches: impl Fn(&str) -> bool + 'a) -> HashFormat<'a> {
+        let cost = Cost { memory: 0, nanoseconds: rounds.saturating_mul(nanoseconds) };
+        HashFormat { matches: Box::new(matches), cost, argon2: None, reads_partly: |_| false }
+    }
+
+    fn with_memory(self, memory: u64) -> HashFormat<'a> {
+        HashFormat { cost: Cost { memory, ..self.cost }, ..self }
     }
 }
 
@@ -102,11 +148,12 @@ fn argon2<'a>(text: &str) -> Option<HashFormat<'a>> {
     let (hash, ..) = phc(text)?;
     Version::try_from(hash.version?).ok()?;
     let params = argon2::Params::try_from(&hash).ok()?;
-    let (memory, passes) = (params.m_cost().into(), params.t_cost().into());
-    let format = HashFormat::new(memory, passes, move |password| {
+    let memory = u64::from(params.m_cost());
+    let filled = memory * u64::from(params.t_cost());
+    let format = HashFormat::new(filled, ARGON2, move |password| {
         Argon2::default().verify_password(password.as_bytes(), &hash).is_ok()
     });
-    Some(HashFormat { argon2: Some(memory * passes), ..format })
+    Some(HashFormat { argon2: Some(filled), ..format.with_memory(memory) })
 }
 
 /// Parses a hash with parameters as in `ln=16,r=8,p=1`.
@@ -115,33 +162,36 @@ fn scrypt<'a>(text: &str) -> Option<HashFormat<'a>> {
     // The crate multiplies both without a check for overflow.
     let is_small = |name| hash.params.get_decimal(name).is_some_and(|number| number <= 1 << 10);
     let params = (is_small("r") && is_small("p")).then(|| scrypt::Params::try_from(&hash).ok())??;
-    let memory = u64::from(params.r()) * params.n() / 8;
-    Some(HashFormat::new(memory, params.p().into(), move |password| {
+    let (n, r, p) = (params.n(), u64::from(params.r()), u64::from(params.p()));
+    let nanoseconds = n.saturating_mul(SCRYPT).saturating_add(SCRYPT_BLOCKS);
+    let format = HashFormat::new((r * p).div_ceil(8), nanoseconds, move |password| {
         Scrypt::new().verify_password(password.as_bytes(), &hash).is_ok()
-    }))
+    });
+    // The table, the blocks of all passes, and one block.
+    Some(format.with_memory(n.saturating_add(p + 1).saturating_mul(r).div_ceil(8)))
 }
 
 /// Parses a hash with parameters as in `i=29000`. Each block of the output, as long as a digest, takes all rounds.
-fn pbkdf2<'a, D: EagerHash>(text: &str) -> Option<HashFormat<'a>> {
+fn pbkdf2<'a, D: EagerHash>(text: &str, nanoseconds: u64) -> Option<HashFormat<'a>> {
     let (hash, salt, output) = phc(text)?;
     let rounds = hash.params.get_decimal("i").filter(|rounds| *rounds > 0)?;
-    let format = HashFormat::new(0, 0, move |password| {
+    let blocks = output.len().div_ceil(<D as Digest>::output_size()) as u64;
+    Some(HashFormat::new(blocks * u64::from(rounds), nanoseconds, move |password| {
         let mut found = vec![0; output.len()];
         pbkdf2_hmac::<D>(password.as_bytes(), &salt, rounds, &mut found);
         found.ct_eq(output.as_bytes()).into()
-    });
-    let blocks = output.len().div_ceil(<D as Digest>::output_size());
-    let is_expensive = rounds as usize * blocks > 2_000_000;
-    Some(HashFormat { is_expensive, ..format })
+    }))
 }
 
 /// Bcrypt reads 72 bytes of a password, the NUL at its end among them, and repeats what is shorter.
 fn bcrypt(text: &str) -> Option<HashFormat<'_>> {
     const MOST_READ: usize = 71;
     let cost = text.parse::<HashParts>().ok().map(|parts| parts.get_cost()).filter(|cost| *cost >= 4)?;
-    let format = HashFormat::new(0, 0, move |password| bcrypt::verify(password, text).unwrap_or(false));
+    let rounds = 1_u64.checked_shl(cost).unwrap_or(u64::MAX);
+    let format =
+        HashFormat::new(rounds, BCRYPT, move |password| bcrypt::verify(password, text).unwrap_or(false));
     let reads_partly = |password: &str| password.len() > MOST_READ || password.contains('\0');
-    Some(HashFormat { is_expensive: cost > 12, reads_partly, ..format })
+    Some(HashFormat { reads_partly, ..format })
 }
 
 /// Bcrypt of a digest of the password without the white space at its ends, as WordPress has it since 6.8.
@@ -158,17 +208,17 @@ fn of_wordpress(bcrypt: HashFormat<'_>) -> HashFormat<'_> {
 /// MD5 in many rounds, as WordPress had it before, and phpBB: one digit of rounds, eight of salt, 22 of hash.
 fn phpass(text: &str) -> Option<HashFormat<'_>> {
     const DIGITS: &[u8] = b"./0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
-    let rounds = DIGITS[..=30].iter().position(|digit| Some(digit) == text.as_bytes().first())?;
+    let log2 = DIGITS[..=30].iter().position(|digit| Some(digit) == text.as_bytes().first())?;
+    let rounds = 1_u64 << log2;
     let (salt, hash) = (text.get(1..9)?, Base64ShaCrypt::decode_vec(text.get(9..)?).ok()?);
     let hash: [u8; 16] = hash.try_into().ok()?;
-    let format = HashFormat::new(0, 0, move |password| {
+    Some(HashFormat::new(rounds, PHPASS, move |password| {
         let mut found = Md5::digest(format!("{salt}{password}"));
-        for _ in 0..1_u64 << rounds {
+        for _ in 0..rounds {
             found = Md5::new().chain_update(found).chain_update(password).finalize();
         }
         found.ct_eq(&hash).into()
-    });
-    Some(HashFormat { is_expensive: rounds > 20, ..format })
+    }))
 }
 
 /// Rewrites a hash as it is to be stored: without the prefixes of other programs, and in PHC form if it is one of

@@ -176,7 +176,7 @@ name,email,pw\na,a@x.org,$2yBCRYPT ⇒ --map=password=pw ⇒ line 2: /password i
 FIELDS,"password":"short"} ⇒ ⇒ line 1: /password value is shorter than 8 characters ⇒
 FIELDS,"password":"correct horse","passwordHash":"$2bBCRYPT"} ⇒ ⇒ line 1: /password and /passwordHash exclude one another ⇒
 FIELDS,"passwordHash":"5f4dcc3b5aa765d61d8327deb882cf99"} ⇒ ⇒ line 1: /passwordHash is neither an Argon2id, bcrypt, PBKDF2, scrypt nor WordPress hash ⇒
-FIELDS,"passwordHash":"$2b$13$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2"} ⇒ ⇒ line 1: /passwordHash costs more to verify than 128 MiB, 256 MiB times passes, bcrypt's 12, 2000000 rounds of PBKDF2 or ⇒
+FIELDS,"passwordHash":"$2b$14$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2"} ⇒ ⇒ line 1: /passwordHash costs more to verify than 129 MiB of memory, or 1.5 s of a core for any password ⇒
 FIELDS} ⇒ --keep-ids ⇒ line 1: /id is required by --keep-ids ⇒
 FIELDS,"id":"007"} ⇒ --keep-ids ⇒ line 1: WHOLE ⇒
 FIELDS,"id":4611686018427387904} ⇒ --keep-ids ⇒ line 1: WHOLE ⇒
