@@ -79,8 +79,8 @@ pub enum Error {
         /// The SQLSTATE; empty where the connection broke.
         code: String,
     },
-    /// A lock was not granted, or a concurrent transaction took precedence. Nothing was changed: the same may succeed
-    /// later.
+    /// A lock was not granted, a concurrent transaction took precedence, or other passwords are being checked. Nothing was
+    /// changed: the request may succeed later.
     Contended,
     /// Something did not become free, or did not finish, in time, or the database cannot do it for now; holds what.
     Unavailable(Cow<'static, str>),
@@ -221,7 +221,9 @@ impl fmt::Display for Error {
             Error::Internal(what) => write!(f, "internal error: {what}"),
             Error::Unavailable(what) => write!(f, "unavailable: {what}"),
             Error::Busy(reason) => write!(f, "unavailable: {}", reason.text()),
-            Error::Contended => f.write_str("unavailable: locks or other transactions blocked a statement"),
+            Error::Contended => f.write_str(
+                "unavailable: locks, or checks of other passwords, blocked a request for too long",
+            ),
             Error::Database { message, .. } => write!(f, "database error: {message}"),
             Error::BadRequest(rule) => write!(f, "bad request: {rule}"),
             Error::NotImplemented(what) => write!(f, "not implemented: {what}"),

@@ -231,3 +231,53 @@ fn a_guesser_is_refused_and_no_other_account() {
     service.check(rows.replace("LOGIN", "/users/authenticate"));
     assert!(is_refused(&service.client().login("ada@example.com", PASSWORD)));
 }
+
+/// Sends logins to one account at once, and returns the statuses in their order.
+fn logins(service: &Service, password: &str, count: usize) -> Vec<u16> {
+    let mut clients: Vec<_> = (0..count).map(|_| service.client()).collect();
+    let body = json!({"email": "ada@example.com", "password": password}).to_string();
+    for client in &mut clients {
+        client.send_request("POST", "/users/authenticate", &[], body.clone());
+    }
+    clients.iter_mut().map(|client| client.answer("POST").status).collect()
+}
+
+/// An account of which many right logins are under way is not locked, and one of which many are guessed has its limit.
+#[test]
+fn only_wrong_passwords_lock_an_account() {
+    for limit in [1, 10] {
+        let service = Service::with(|config| {
+            config.auth_attempts = limit;
+            config.limits.request_timeout = AGES;
+        });
+        let ada = user("ada").replace('}', r#","password":"correct horse"}"#);
+        assert_eq!(service.client().post("/users", ada).status, 201);
+        for _ in 0..2 {
+            assert_eq!(logins(&service, PASSWORD, 32), [200; 32], "{limit}");
+        }
+        let guesses = logins(&service, OTHER_PASSWORD, 90);
+        let answered = |status: u16| guesses.iter().filter(|found| **found == status).count();
+        assert_eq!(answered(401), limit as usize, "{guesses:?}");
+        assert_eq!(answered(401) + answered(429) + answered(503), 90, "{guesses:?}");
+        assert!(answered(429) > 0, "{guesses:?}");
+        assert_eq!(logins(&service, PASSWORD, 1), [429], "{limit}");
+        assert_eq!(service.client().get("/users/1").status, 200);
+    }
+}
+
+/// WordPress hashes all of a password in each of its rounds. Over 4,096 bytes, a password is not hashed so.
+#[test]
+fn a_long_password_holds_up_no_login() {
+    let service = Service::with(|config| config.auth_attempts = 0);
+    let ada = user("ada").replace('}', r#","password":"correct horse"}"#);
+    assert_eq!(service.client().post("/users", ada).status, 201);
+    service.database.run("insert into users (name, email) values ('Bob', 'bob@example.com')");
+    service.database.run("insert into credentials values (2, '$P$EabcdefghRJFCMvnAbZH2hCiFPRxpk.')");
+    let mut clients: Vec<_> = (0..3).map(|_| service.client()).collect();
+    for client in &mut clients {
+        let body = json!({"email": "bob@example.com", "password": "\u{340}x".repeat(20_000)}).to_string();
+        client.send_request("POST", "/users/authenticate", &[], body);
+    }
+    assert_eq!(logins(&service, PASSWORD, 5), [200; 5]);
+    assert!(clients.iter_mut().all(|client| client.answer("POST").status == 401));
+}

@@ -3,8 +3,8 @@
 //! An address without a user takes the same steps as one with a user, and the same time.
 
 use super::Outcome;
-use crate::app::{App, Lane, Needs, fields, throttle::Attempt};
-use crate::config::{Secret, counted_as};
+use crate::app::{App, Lane, Needs, fields};
+use crate::config::{PeerKey, Secret, counted_as};
 use crate::http::{Request, Response};
 use crate::users::password::{Match, PasswordHash};
 use crate::{error::Error, users::user::User};
@@ -15,7 +15,7 @@ use std::time::Instant;
 pub(crate) struct Authenticate {
     email: String,
     password: Secret,
-    attempt: Attempt,
+    peer: PeerKey,
     /// A user whose password was right, with the outdated hash and the new one.
     outdated: Option<Box<(User, PasswordHash, PasswordHash)>>,
 }
@@ -25,8 +25,9 @@ impl Authenticate {
         let body = app.schemas.authenticate.check(fields::body(request, false)?)?;
         let text = |key: &str| body.get(key).and_then(|value| value.as_str()).unwrap_or_default();
         let (email, password) = (text("email").to_owned(), text("password").into());
-        let attempt = app.throttle.admit(&email, request.peer.map(counted_as), Instant::now())?;
-        Ok(Authenticate { email, password, attempt, outdated: None })
+        let peer = request.peer.map(counted_as);
+        app.throttle.check(&email, peer)?;
+        Ok(Authenticate { email, password, peer, outdated: None })
     }
 
     pub fn needs(&self) -> Needs {
@@ -43,6 +44,7 @@ impl Authenticate {
             }
             return Ok(Some(Response::json(200, &user)));
         }
+        let attempt = app.throttle.admit(&self.email, self.peer)?;
         let user = app.users.find_by_email_with_credential(&self.email)?;
         let credential = user.as_ref().map(|user| user.credential.get()).transpose()?.flatten();
         let hash = credential.map(|credential| credential.password_hash.clone());
@@ -53,7 +55,7 @@ impl Authenticate {
         })?;
         match (verdict, user, hash) {
             ((Match::None, _), ..) | (_, None, _) => {
-                self.attempt.wrong();
+                attempt.wrong();
                 Err(Error::InvalidCredentials)
             }
             ((_, Some(new)), Some(user), Some(old)) => {

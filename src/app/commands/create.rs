@@ -13,7 +13,7 @@ use crate::http::{Request, Response};
 use crate::users::idempotency::Fingerprint;
 use crate::users::password::Match;
 use crate::users::user::{NewUser, User};
-use std::{collections::HashSet, time::Instant};
+use std::collections::HashSet;
 
 impl Create {
     pub(super) fn parse(request: &Request, app: &App) -> Result<Create, Error> {
@@ -74,11 +74,9 @@ impl Create {
         if self.key.map(|(_, own)| own) != kept.earlier {
             return Err(Error::KeyReused);
         }
-        // The answer tells whether the password is right, as a login's does. A create that waits for its hash does not
-        // count, as many clients may repeat it at once.
+        // The answer tells whether the password is right, as a login's does.
         if let (hash @ Some(_), Some(password)) = (kept.password_hash.as_ref(), &self.user.password) {
-            let mut attempt =
-                app.throttle.admit(&self.user.email, self.peer.map(counted_as), Instant::now())?;
+            let attempt = app.throttle.admit(&self.user.email, self.peer.map(counted_as))?;
             if app.with_hash(hash, |hasher| hasher.check(password, hash))? == Match::None {
                 attempt.wrong();
                 return Err(Error::KeyReused);

@@ -151,8 +151,6 @@ impl Dispatch {
 
     /// Sends an answer, counts it, and logs the request.
     fn send(&self, job: &mut Job, response: Response) {
-        // An attempt at a password is over before its client can make the next one.
-        job.command = None;
         let held = job.claimed.held.take();
         let (status, took) = (response.status, job.received.elapsed());
         let send = || self.slots.answer(job.claimed.slot, response, job.cut, held);
