@@ -209,7 +209,7 @@ mod tests {
         for refused in [guess(&throttle, ADA, A), throttle.check(ADA, A)].map(Result::unwrap_err) {
             assert!(matches!(refused, Error::TooManyAttempts(40 | 41)), "{refused:?}");
         }
-        // Those of another peer, or for another account, are counted apart.
+        // Passwords of another peer, or for another account, are counted apart.
         guess(&throttle, ADA, B).unwrap();
         guess(&throttle, ADA, None).unwrap();
         guess(&throttle, "bob@example.com", A).unwrap();
@@ -259,7 +259,7 @@ mod tests {
         assert!(matches!(throttle.admit(ADA, A), Err(Error::Contended)));
         undecided.wrong();
         assert!(matches!(throttle.admit(ADA, A), Err(Error::TooManyAttempts(60))));
-        // Nothing is left of accounts without a wrong password.
+        // An account without a wrong password is forgotten.
         drop(throttle.admit("bob@example.com", A).unwrap());
         assert_eq!(throttle.attempts.lock().pairs.len(), 1);
     }
@@ -268,7 +268,7 @@ mod tests {
     #[test]
     fn no_more_passwords_are_checked_at_once_than_the_limit() {
         let throttle = Throttle::new(5);
-        // Those that are being checked or wrong, and the most of them at any time.
+        // The number of passwords that are being checked or were wrong, and its maximum.
         let counts = Mutex::new((0, 0));
         thread::scope(|scope| {
             for n in 0..100 {

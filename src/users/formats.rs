@@ -67,7 +67,7 @@ pub fn is_hash(text: &str) -> bool {
         && (has_name || OTHER_KINDS.iter().any(|kind| text.starts_with(kind)) || is_known())
 }
 
-/// What verifying one form of a password takes.
+/// The memory and the time to verify one form of a password.
 #[derive(Clone, Copy)]
 struct Cost {
     /// KiB that are allocated.

@@ -273,7 +273,8 @@ mod tests {
             format!("$P${}abcdefghRJFCMvnAbZH2hCiFPRxpk.", digit.unwrap_or('!'))
         };
         // A hash by the parameter that grows, the others at their ends.
-        let formats: [(u64, Box<dyn Fn(u64) -> String>); 16] = [
+        type Format = Box<dyn Fn(u64) -> String>;
+        let formats: [(u64, Format); 16] = [
             (1, Box::new(argon2(8, 1))),
             (1, Box::new(argon2(19_456, 1))),
             (1, Box::new(argon2(131_072, 1))),
