@@ -273,8 +273,8 @@ mod tests {
             format!("$P${}abcdefghRJFCMvnAbZH2hCiFPRxpk.", digit.unwrap_or('!'))
         };
         // A hash by the parameter that grows, the others at their ends.
-        type Format = Box<dyn Fn(u64) -> String>;
-        let formats: [(u64, Format); 16] = [
+        type Format<'a> = Box<dyn Fn(u64) -> String + 'a>;
+        let formats: [(u64, Format<'_>); 16] = [
             (1, Box::new(argon2(8, 1))),
             (1, Box::new(argon2(19_456, 1))),
             (1, Box::new(argon2(131_072, 1))),
