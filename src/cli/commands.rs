@@ -68,6 +68,7 @@ import: --skip-invalid: leave out lines that are refused, and import the others
 import: --skip-existing: leave out users whose e-mail address is in the database
 import: --dry-run: check everything, change nothing
 import: --as-is: accept every name and address that the database can hold, not only what the create schema accepts
+import: --clear-passwords: hash the passwords of the file, which are clear; else lines with a password are refused
 import: --keep-ids: give users the ids of their lines, not new ones
 check: --counts: compare the counts behind pages with the table, too
 ";

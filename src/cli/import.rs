@@ -24,6 +24,7 @@ pub fn import(args: &Args) -> Result<(), Failure> {
         dry_run: args.has("--dry-run"),
         as_is: args.has("--as-is"),
         keep_ids: args.has("--keep-ids"),
+        clear_passwords: args.has("--clear-passwords"),
         requires_ids: args.has("--keep-ids"),
     };
     let file = args.file();
@@ -80,10 +81,11 @@ pub fn scratch(args: &Args, config: &Config) -> Result<ScratchDatabase, Failure>
     Ok(database)
 }
 
-/// Creates users in a database that begins with them: whatever their columns can hold, with their ids if they have some.
-/// Blocks until that is done.
+/// Creates users in a database that begins with them: whatever their columns can hold, with their ids if they have some, and
+/// with clear passwords. Blocks until that is done.
 fn seed(config: &Config, users: &[u8], format: Format) -> Result<(), Failure> {
-    let options = Import { format: Some(format), as_is: true, keep_ids: true, ..Import::default() };
+    let format = Some(format);
+    let options = Import { format, as_is: true, keep_ids: true, clear_passwords: true, ..Import::default() };
     outcome(&options, transfer::import(config, &options, users, &mut |_| ())).map(drop)
 }
 

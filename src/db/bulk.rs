@@ -3,9 +3,8 @@
 
 use super::users::user;
 use crate::users::{password::PasswordHash, user::User};
-use postgres::binary_copy::BinaryCopyInWriter;
-use postgres::types::Type;
-use postgres::{Client, Error, IsolationLevel, Row, Transaction};
+use postgres::types::{ToSql, Type};
+use postgres::{Client, Error, IsolationLevel, Row, Statement, Transaction};
 use std::{sync::mpsc, thread};
 use time::OffsetDateTime;
 
@@ -19,31 +18,38 @@ const SETTINGS: &str = "
         ('enable_seqscan', 'on'), ('enable_bitmapscan', 'on')) as needed (name, value) using (name)";
 
 const STAGE: &str = "
-    create temporary table userd_import (
+    create temporary table pg_temp.userd_import (
         line bigint, id bigint, password_hash text, created_at timestamptz, updated_at timestamptz,
         name text, email text
     ) on commit drop";
 
-const STAGE_ROWS: &str = "copy userd_import from stdin (format binary)";
+/// Stages rows by an insert: some poolers wait forever for the answer to a COPY of the extended protocol.
+const STAGE_ROWS: &str = "
+    insert into pg_temp.userd_import
+    select * from unnest($1::bigint[], $2::bigint[], $3::text[], $4::timestamptz[], $5::timestamptz[], $6::text[],
+        $7::text[])";
 
-/// Stores the staged users in the order of their lines, which is the order in which they were staged.
+/// Stores the staged users in the order of their lines, which is the order in which they were staged, and their hashes.
+/// A user without an id gets the next one. For the position, see `CREATE_MANY`: a trigger may change each value.
 const STORE: &str = "
-    insert into users (created_at, updated_at, name, email)
-    select coalesce(created_at, now()), coalesce(updated_at, now()), name, email from userd_import";
-
-/// A user without an id gets the next one.
-const STORE_WITH_IDS: &str = "
-    insert into users (id, created_at, updated_at, name, email) overriding system value
-    select coalesce(id, nextval(pg_get_serial_sequence('users', 'id'))), coalesce(created_at, now()),
-        coalesce(updated_at, now()), name, email
-    from userd_import";
-
-/// Stores the hashes under the ids of the users that were just stored.
-const STORE_HASHES: &str = r#"
-    insert into credentials (user_id, password_hash)
-    select users.id, userd_import.password_hash
-    from userd_import join users on lower(users.email::text collate "C") = lower(userd_import.email collate "C")
-    where userd_import.password_hash is not null"#;
+    with created as (
+        insert into users (created_at, updated_at, name, email)
+        select coalesce(created_at, now()), coalesce(updated_at, now()), name, email
+        from pg_temp.userd_import where id is null and set_config('userd.position', line::text, true) <> ''
+        returning id, current_setting('userd.position')::bigint as line
+    ), created_with_id as (
+        insert into users (id, created_at, updated_at, name, email) overriding system value
+        select id, coalesce(created_at, now()), coalesce(updated_at, now()), name, email
+        from pg_temp.userd_import where id is not null and set_config('userd.position', line::text, true) <> ''
+        returning id, current_setting('userd.position')::bigint as line
+    ), stored as not materialized (
+        select * from created union all select * from created_with_id
+    ), credential as (
+        insert into credentials (user_id, password_hash)
+        select stored.id, password_hash from stored join pg_temp.userd_import using (line)
+        where password_hash is not null
+    )
+    select count(*) from stored";
 
 /// Moves the sequence of ids past the staged ones. Up to 1000 ids are drawn one by one: other sessions draw fewer while
 /// the statement runs, so setting the sequence to an id that is further away never sets it back.
@@ -51,12 +57,12 @@ const RESERVE_IDS: &str = "
     select case
             when behind > 1000 then setval(sequence, largest)
             when behind > 0 then
-                (select max(drawn) from (select nextval(sequence) as drawn from generate_series(1, behind)) as ids)
+                (select max(drawn) from (select nextval(sequence) as drawn from generate_series(bigint '1', behind)) as ids)
         end
     from (select pg_get_serial_sequence('users', 'id')::regclass as sequence) as ids,
         lateral (
             select max(id) as largest, max(id) - coalesce(pg_sequence_last_value(sequence), 0) as behind
-            from userd_import offset 0
+            from pg_temp.userd_import offset 0
         ) as staged";
 
 /// Removes the staged lines whose address or id an earlier line has (`first`) or a stored user (`first` is null). A line
@@ -66,25 +72,25 @@ const REMOVE_TAKEN: &str = r#"
     with taken as materialized (
         select distinct on (line) line, is_id, first from (
             select line, false as is_id, min(line) over (partition by lower(email collate "C")) as first
-            from userd_import
+            from pg_temp.userd_import
             union all
-            select line, true, min(line) over (partition by id) from userd_import where id is not null
+            select line, true, min(line) over (partition by id) from pg_temp.userd_import where id is not null
             union all
-            select line, false, null from userd_import where exists (
+            select line, false, null from pg_temp.userd_import where exists (
                 select from users where lower(users.email::text collate "C") = lower(userd_import.email collate "C"))
             union all
-            select line, true, null from userd_import where exists (
+            select line, true, null from pg_temp.userd_import where exists (
                 select from users where users.id = userd_import.id)
         ) as found
         where first is null or first < line
         order by line, is_id, first
     ), removed as (
-        delete from userd_import using taken where userd_import.line = taken.line
+        delete from pg_temp.userd_import using taken where userd_import.line = taken.line
     )
     select line, first, is_id, count(*) over () from taken order by line limit $1"#;
 
 const SKIP_EXISTING: &str = r#"
-    delete from userd_import where exists (
+    delete from pg_temp.userd_import where exists (
         select from users where lower(users.email::text collate "C") = lower(userd_import.email collate "C"))"#;
 
 /// Begins a transaction without the limits of the role, for an export if it `only_reads`, else for an import.
@@ -183,22 +189,55 @@ pub fn begin_import(client: &mut Client) -> Result<Transaction<'_>, Error> {
     Ok(transaction)
 }
 
-/// Stages the users that `fill` passes on. Returns their number.
-pub fn stage<E: From<Error>>(
-    import: &mut Transaction,
-    fill: impl FnOnce(&mut dyn FnMut(&StagedUser) -> Result<(), Error>) -> Result<(), E>,
-) -> Result<u64, E> {
-    let [number, text, time] = [Type::INT8, Type::TEXT, Type::TIMESTAMPTZ];
-    let columns = [number.clone(), number, text.clone(), time.clone(), time, text.clone(), text];
-    let mut copy = BinaryCopyInWriter::new(import.copy_in(STAGE_ROWS)?, &columns);
-    fill(&mut |StagedUser { line, id, hash, created_at, updated_at, name, email }| {
-        let hash = hash.as_ref().map(PasswordHash::as_phc);
-        copy.write(&[line, id, &hash, created_at, updated_at, name, email])
-    })?;
-    let users = copy.finish()?;
-    // The server collects no statistics of a temporary table by itself.
-    import.batch_execute("analyze userd_import")?;
-    Ok(users)
+/// The staging of users, some of which it holds until the next insert.
+pub struct Stage<'a, 'c> {
+    import: &'a mut Transaction<'c>,
+    insert: Statement,
+    users: Vec<StagedUser>,
+    /// Number of users that were inserted.
+    inserted: u64,
+}
+
+impl<'a, 'c> Stage<'a, 'c> {
+    pub fn begin(import: &'a mut Transaction<'c>) -> Result<Stage<'a, 'c>, Error> {
+        let insert = import.prepare(STAGE_ROWS)?;
+        Ok(Stage { import, insert, users: Vec::new(), inserted: 0 })
+    }
+
+    /// Stages a user.
+    pub fn add(&mut self, user: StagedUser) -> Result<(), Error> {
+        /// Users of an insert. Twice as many are no quicker.
+        const MAX_USERS: usize = 2000;
+        self.users.push(user);
+        if self.users.len() < MAX_USERS { Ok(()) } else { self.insert() }
+    }
+
+    fn insert(&mut self) -> Result<(), Error> {
+        let (mut lines, mut ids, mut hashes) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut created, mut updated) = (Vec::new(), Vec::new());
+        let (mut names, mut emails) = (Vec::new(), Vec::new());
+        for StagedUser { line, id, hash, created_at, updated_at, name, email } in &self.users {
+            lines.push(line);
+            ids.push(id);
+            hashes.push(hash.as_ref().map(PasswordHash::as_phc));
+            created.push(created_at);
+            updated.push(updated_at);
+            names.push(name);
+            emails.push(email);
+        }
+        let params: [&(dyn ToSql + Sync); 7] = [&lines, &ids, &hashes, &created, &updated, &names, &emails];
+        self.inserted += self.import.execute(&self.insert, &params)?;
+        self.users.clear();
+        Ok(())
+    }
+
+    /// Ends the staging. Returns the number of staged users.
+    pub fn end(mut self) -> Result<u64, Error> {
+        self.insert()?;
+        // The server collects no statistics of a temporary table by itself.
+        self.import.batch_execute("analyze pg_temp.userd_import")?;
+        Ok(self.inserted)
+    }
 }
 
 /// Removes the staged users whose address is stored already. Returns their number.
@@ -222,7 +261,5 @@ pub fn store(import: &mut Transaction, keep_ids: bool) -> Result<u64, Error> {
         // not undo it.
         import.query_typed(RESERVE_IDS, &[])?;
     }
-    let users = import.execute(if keep_ids { STORE_WITH_IDS } else { STORE }, &[])?;
-    import.execute(STORE_HASHES, &[])?;
-    Ok(users)
+    Ok(import.query_typed_one(STORE, &[])?.try_get::<_, i64>(0)?.unsigned_abs())
 }

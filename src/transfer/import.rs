@@ -6,7 +6,7 @@ use super::rules::{Accepted, Record, Rules};
 use super::{Format, Mapping, TransferError};
 use crate::config::Config;
 use crate::db::{
-    bulk::{self, Taken},
+    bulk::{self, Stage, Taken},
     explain,
     migrate::connect_migrated,
 };
@@ -31,6 +31,8 @@ pub struct Import {
     pub as_is: bool,
     /// Gives users the ids of their records, and a new one if there is none.
     pub keep_ids: bool,
+    /// Takes passwords as clear. Without it, a record with a password is refused.
+    pub clear_passwords: bool,
     /// Refuses records without an id.
     pub requires_ids: bool,
 }
@@ -107,39 +109,35 @@ pub fn import(
     let rules = Rules::new(config, import);
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let (mut imported, mut records) = (Imported::default(), 0);
-    let staged = bulk::stage(&mut transaction, |stage| {
-        let mut batch = Vec::new();
-        let mut check = |batch: Vec<Record>| {
-            records += batch.len() as u64;
-            for (record, accepted) in batch.iter().zip(check_on(cores, &rules, &batch)) {
-                match accepted {
-                    Ok(Accepted { user, left_out }) => {
-                        stage(&user)?;
-                        left_out.into_iter().for_each(|name| imported.leave_out(name));
-                    }
-                    Err(problem) => imported.refuse(record.number, problem),
+    let mut stage = Stage::begin(&mut transaction)?;
+    let mut check = |batch: Vec<Record>| {
+        records += batch.len() as u64;
+        for (record, accepted) in batch.iter().zip(check_on(cores, &rules, &batch)) {
+            match accepted {
+                Ok(Accepted { user, left_out }) => {
+                    stage.add(user)?;
+                    left_out.into_iter().for_each(|name| imported.leave_out(name));
                 }
+                Err(problem) => imported.refuse(record.number, problem),
             }
-            on_progress(Progress::Checked(records));
-            Ok::<_, TransferError>(())
-        };
-        let mut mapped = None;
-        let unit = read(input, &rules, &mut |record| {
-            if let Ok(object) = &record.members {
-                for (path, presence) in mapped.get_or_insert_with(|| rules.mapped()) {
-                    *presence = rules.presence(object, path).max(*presence);
-                }
-            }
-            batch.push(record);
-            if batch.len() < BATCH * cores { Ok(()) } else { check(mem::take(&mut batch)) }
-        })?;
-        check(batch)?;
-        imported.unit = unit;
-        match mapped.into_iter().flatten().find(|(_, presence)| !presence.may_be()) {
-            Some((path, _)) => Err(unreadable(format!("no user has {path}, which --map names"))),
-            None => Ok(()),
         }
+        on_progress(Progress::Checked(records));
+        Ok::<_, TransferError>(())
+    };
+    let (mut batch, mut unseen) = (Vec::new(), None);
+    let unit = read(input, &rules, &mut |record| {
+        if let Ok(object) = &record.members {
+            unseen.get_or_insert_with(|| rules.mapped()).retain(|path| !rules.has(object, path));
+        }
+        batch.push(record);
+        if batch.len() < BATCH * cores { Ok(()) } else { check(mem::take(&mut batch)) }
     })?;
+    check(batch)?;
+    if let Some(path) = unseen.iter().flatten().next() {
+        return Err(unreadable(format!("no user has {path}, which --map names")));
+    }
+    imported.unit = unit;
+    let staged = stage.end()?;
     if import.skip_existing {
         imported.existing = bulk::skip_existing(&mut transaction)?;
     }
@@ -162,12 +160,11 @@ pub fn import(
     Ok(imported)
 }
 
-/// Checks a batch; on each core a part of it, if clear passwords are to be hashed. Without any, an import of 100,000 users
-/// would start 1,500 threads for nothing. Returns the user or the problem of each record.
+/// Checks a batch; on each core a part of it, if clear passwords are to be hashed. Returns the user or the problem of each
+/// record.
 fn check_on<'a>(cores: usize, rules: &Rules, batch: &'a [Record]) -> Vec<Result<Accepted<'a>, String>> {
     let check = |part: &'a [Record]| part.iter().map(|record| rules.user(record)).collect::<Vec<_>>();
-    let has_password = |object| rules.has_field(object, "password");
-    if !batch.iter().any(|record| record.members.as_ref().is_ok_and(has_password)) {
+    if !rules.import.clear_passwords {
         return check(batch);
     }
     thread::scope(|scope| {

@@ -43,24 +43,6 @@ pub(super) struct Accepted<'a> {
     pub left_out: Vec<&'a String>,
 }
 
-/// Presence of a path in records; the greatest of several records is that of all.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Presence {
-    Missing,
-    /// The path ends in a null or an empty array: another record may have more there.
-    Possible,
-    /// The path ends in another value, which outweighs a null in another record.
-    Contradicted,
-    There,
-}
-
-impl Presence {
-    /// Returns whether the path is there, or may be.
-    pub fn may_be(self) -> bool {
-        matches!(self, Presence::Possible | Presence::There)
-    }
-}
-
 /// The rules of one import.
 pub(super) struct Rules<'a> {
     pub import: &'a Import,
@@ -91,24 +73,22 @@ impl Rules<'_> {
     }
 
     /// Returns the paths that the mapping names, each of which some record has to have.
-    pub fn mapped(&self) -> Vec<(&String, Presence)> {
+    pub fn mapped(&self) -> Vec<&String> {
         let map = self.import.map.iter().flatten();
         let paths = map.filter(|(field, _)| **field != "name" || self.parts.is_empty());
-        let paths = paths.map(|(_, path)| path).chain(&self.parts);
-        paths.map(|path| (path, Presence::Missing)).collect()
+        paths.map(|(_, path)| path).chain(&self.parts).collect()
     }
 
     /// Returns whether a record has a path. A part of a name is there if a member has the whole text.
-    pub fn presence(&self, object: &Map<String, Value>, path: &str) -> Presence {
-        let is_part = self.parts.iter().any(|part| part == path);
-        let is_whole = is_part && member(object, &self.paths["name"]).is_some();
-        if is_whole { Presence::There } else { presence(object, path) }
+    pub fn has(&self, object: &Map<String, Value>, path: &String) -> bool {
+        let is_whole = || self.parts.contains(path) && member(object, &self.paths["name"]).is_some();
+        member(object, path).is_some() || is_whole()
     }
 
     /// Returns whether an object has the field of a user.
     pub fn has_field(&self, object: &Map<String, Value>, field: &str) -> bool {
         let parts = if field == "name" { &self.parts[..] } else { &[] };
-        parts.iter().chain(self.paths.get(field)).any(|path| self.presence(object, path).may_be())
+        parts.iter().chain(self.paths.get(field)).any(|path| self.has(object, path))
     }
 
     /// Returns whether a stream that begins with this line is one array, or one object with an array in it.
@@ -192,11 +172,19 @@ impl Rules<'_> {
             Some(_) => Err(format!("/{name} {NO_TIME}")),
         };
         let (created_at, updated_at) = (time("createdAt")?, time("updatedAt")?);
-        if hash.is_some() && fields.contains_key("password") {
-            return Err("/password and /passwordHash exclude one another".to_owned());
-        }
-        if fields.get("password").and_then(Value::as_str).is_some_and(is_hash) {
-            return Err(format!("/password is a hash: --map {PASSWORD_HASH}={}", self.paths["password"]));
+        if let Some(password) = fields.get("password") {
+            let hashes = format!("--map {PASSWORD_HASH}={}", self.paths["password"]);
+            if hash.is_some() {
+                return Err("/password and /passwordHash exclude one another".to_owned());
+            }
+            if !self.import.clear_passwords {
+                return Err(format!(
+                    "/password may be a hash: {hashes}, or --clear-passwords if all are clear"
+                ));
+            }
+            if password.as_str().is_some_and(is_hash) {
+                return Err(format!("/password is a hash: {hashes}"));
+            }
         }
         if !self.import.as_is {
             if hash.is_some() {
@@ -246,20 +234,6 @@ fn member<'a>(object: &'a Map<String, Value>, path: &str) -> Option<&'a Value> {
         let (first, rest) = path.split_once('.')?;
         object.get(first)?.pointer(&format!("/{}", rest.replace('.', "/")))
     })
-}
-
-/// Returns whether an object has a path. If not, the value that the path ends in tells if another record may have it.
-fn presence(object: &Map<String, Value>, path: &str) -> Presence {
-    if member(object, path).is_some() {
-        return Presence::There;
-    }
-    let Some((beginning, next)) = path.rsplit_once('.') else { return Presence::Missing };
-    match member(object, beginning) {
-        None => presence(object, beginning),
-        Some(Value::Null) => Presence::Possible,
-        Some(Value::Array(all)) if all.is_empty() && next.starts_with(char::is_numeric) => Presence::Possible,
-        Some(_) => Presence::Contradicted,
-    }
 }
 
 /// Returns the problems that a refusal names.

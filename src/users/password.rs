@@ -473,6 +473,9 @@ mod tests {
             &format!("{{bcrypt}}{bcrypt}"),
             &format!(" {bcrypt}\n"),
             &format!("bcrypt_sha256${bcrypt}"),
+            "{CRYPT}abJnggxhB/yWI",
+            "3|$argon2id$v=19$m=65536,t=4,p=1$c2FsdHNhbHQ$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA",
+            "$apr1$saltsalt$1nyCYXUy4WCYP2DUwzuiY.",
             "sha1$saltsalt$5baa61e4c9b93f3f0682250b6cf8331b7ee68fd8",
             "md5$saltsalt$5f4dcc3b5aa765d61d8327deb882cf99",
             "$P$6abcdefghRJFCMvnAbZH2hCiFPRxpk.",
@@ -484,9 +487,16 @@ mod tests {
             "$6$saltsalt$qFmFH.bQmmtXzyBY0s9v7Oicd2z4XSIecDzlB5KiA2/jctKu9YterLp8wwnSq.qc.eoxqOmSuNp2xS0ktL3nh/",
         ];
         assert!(hashes.iter().all(|text| is_hash(text)), "{:?}", hashes.map(is_hash));
-        for text in
-            [PASSWORD, "", "$P$ecret word", "$2b$secret", "{bcrypt}", "$argon2id$", "a:b:c$d$e", "$1$2$3$"]
-        {
+        for text in [
+            PASSWORD,
+            "",
+            "$P$ecret word",
+            "$2b$secret",
+            "{bcrypt}",
+            "$argon2id$",
+            "a:b:c$d$e",
+            "$ecretpassword1",
+        ] {
             assert!(!is_hash(text), "{text}");
         }
     }

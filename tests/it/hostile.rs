@@ -1,4 +1,4 @@
-//! Another role's operators and functions in the schema of the tables are never executed as the service's role.
+//! Another role's operators, functions, tables and views in the schema of the tables are never used by the service's role.
 //!
 //! PostgreSQL takes an operator or a function for exactly the types at hand before one of `pg_catalog` for others. So the
 //! operands of each statement have the exact types of the operators of `pg_catalog`.
@@ -8,7 +8,7 @@ use userd::{Config, Database as Target, Server};
 
 /// Functions that the statements call with arguments of certain types. Others take any type, as `unnest` does: in a schema
 /// where other roles may create, theirs fit better, and `userd check` says what to revoke.
-const FUNCTIONS_IN_USE: [&str; 12] = [
+const FUNCTIONS_IN_USE: [&str; 17] = [
     "lower",
     "octet_length",
     "sum",
@@ -21,10 +21,19 @@ const FUNCTIONS_IN_USE: [&str; 12] = [
     "pg_backend_pid",
     "has_table_privilege",
     "has_schema_privilege",
+    "generate_series",
+    "nextval",
+    "setval",
+    "pg_sequence_last_value",
+    "pg_get_serial_sequence",
 ];
 
-/// Operators and functions of a stranger in `public`: what they do is count. Those for all pairs of types that
-/// `pg_catalog` has none for.
+/// Tables and views that statements read or write, beside those that the migrations make.
+const RELATIONS_IN_USE: [&str; 7] =
+    ["userd_import", "pg_settings", "pg_class", "pg_namespace", "pg_roles", "pg_stat_activity", "pg_proc"];
+
+/// Operators and functions of a stranger in `public`, for all pairs of types that `pg_catalog` has none for, and relations:
+/// what they do is count.
 fn fill(database: &Database) {
     const MAKE: &str = r"
         grant create on schema public to public;
@@ -43,6 +52,8 @@ fn fill(database: &Database) {
         exception when others then
             -- PL/pgSQL has no functions of some types.
         end $make$;
+        create function evil.count() returns trigger language plpgsql as
+            $$ begin perform pg_catalog.nextval('evil.ran'); return new; end $$;
         create function evil.make_operator(name text, l text, r text, result text) returns void
             language plpgsql as $make$
         declare
@@ -66,10 +77,18 @@ fn fill(database: &Database) {
                 where name = any ('{text,character varying,integer,bigint,name}')) b on true
         where not exists (select from pg_proc where proname = f and pronamespace = 'pg_catalog'::regnamespace
             and proargtypes::oid[] = array_remove(array[a.oid, b.oid], null))";
+    /// With the columns of the rows that an import stages.
+    const TABLE: &str = r"
+        create table public.NAME (line bigint, id bigint, password_hash text, created_at timestamptz,
+            updated_at timestamptz, name text, email text);
+        create trigger counts before insert or update or delete on public.NAME for each row execute function evil.count()";
     let mut client = database.client();
     client.batch_execute(MAKE).expect("a superuser may");
     client.batch_execute(OPERATORS).expect("a superuser may");
     client.query(FUNCTIONS, &[&FUNCTIONS_IN_USE.as_slice()]).expect("a superuser may");
+    for name in RELATIONS_IN_USE {
+        client.batch_execute(&TABLE.replace("NAME", name)).expect("a superuser may");
+    }
     // They are found, and do count.
     client.batch_execute("alter sequence evil.ran restart").expect("a superuser may");
     client.batch_execute("select 1::int4 + 1::numeric, lower('a'::varchar)").expect("they return null");
@@ -113,15 +132,22 @@ fn everything(database: &Database, path: &str) {
     let hash = "$2b$10$abcdefghijklmnopqrstuuAaZ8hC9ltVPMHBAnVMZSeGM0LXmPsDC";
     let with_hash = format!("{{\"name\":\"i\",\"email\":\"i1@example.com\",\"passwordHash\":\"{hash}\"}}\n");
     let plain = "{\"name\":\"i\",\"email\":\"i2@example.com\"}\n";
+    let last: i64 = database.value("select last_value from users_id_seq").parse().expect("a number");
+    let near = format!("{{\"name\":\"i\",\"email\":\"i3@example.com\",\"id\":{}}}\n", last + 20);
+    let far = format!("{{\"name\":\"i\",\"email\":\"i4@example.com\",\"id\":{}}}\n", last + 2000);
     for (arguments, text, code) in [
         (&["import"][..], with_hash.as_str(), 0),
         (&["import"], plain, 0),
         (&["import"], plain, 1),
         (&["import", "--skip-existing"], plain, 0),
+        (&["import", "--keep-ids"], near.as_str(), 0),
+        (&["import", "--keep-ids"], far.as_str(), 0),
     ] {
         let done = command(&[arguments, &[file("users", text).as_str()]].concat());
         assert_eq!(done.0, code, "{done:?}");
     }
+    assert_eq!(database.value("select count(*) from public.userd_import"), "0");
+    assert_eq!(database.value("select count(*) from users where email ~ '^i[1-4]@'"), "4");
     let checked = command(&["check"]);
     assert!(checked.1.contains("schema: other roles may create"), "{checked:?}");
 

@@ -17,6 +17,10 @@ const PAGE: &str = include_str!("../../docs/import.md");
 /// A hash of `PASSWORD` by crypt(3), without bcrypt's version.
 const BCRYPT: &str = "$05$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2";
 
+/// How many imports have begun to stage lines.
+const STAGING: &str = r"
+    select count(*) from pg_stat_activity where datname = current_database() and query ~ '^\s*insert into pg_temp'";
+
 fn imported(text: &str) -> Ended {
     (0, text.to_owned(), String::new())
 }
@@ -121,12 +125,14 @@ name,email,Password\na,a@x.org,\n ⇒ --map=passwordHash=pasword --skip-invalid 
 name,email,Password\na,a@x.org,\n ⇒ --map=passwordHash=password ⇒ imported: 1 ⇒ a@x.org
 FIELDS,"Name":"x"}\n{} ⇒ --map=name=displyName --skip-invalid ⇒ no user has displyName, which ⇒
 FIELDS,"p":{"x":1}}\n{"name":"b","email":"b@x.org"} ⇒ --map=createdAt=p.createdat ⇒ no user has p.createdat, which ⇒
-FIELDS,"c":[]}\n{"name":"b","email":"b@x.org","c":null,"t":null} ⇒ --map=passwordHash=c.0,createdAt=t ⇒ imported: 2 ⇒ a@x.org b@x.org
+FIELDS,"t":null} ⇒ --map=createdAt=t ⇒ imported: 1 ⇒ a@x.org
+FIELDS,"c":[]}\n{"name":"b","email":"b@x.org","c":null} ⇒ --map=passwordHash=c.0 ⇒ no user has c.0, which ⇒
+FIELDS,"c":[]}\n{"name":"b","email":"b@x.org","c":[null]} ⇒ --map=passwordHash=c.0 ⇒ imported: 2 ⇒ a@x.org b@x.org
 FIELDS,"c":[]}\n{"name":"b","email":"b@x.org"} ⇒ --map=passwordHash=c.hash ⇒ no user has c.hash, which ⇒
 FIELDS,"c":[7]}\n{"name":"b","email":"b@x.org"} ⇒ --map=passwordHash=c.1 ⇒ no user has c.1, which ⇒
 FIELDS,"p":null}\n{"name":"b","email":"b@x.org","p":{"hash":"x"}} ⇒ --map=passwordHash=p.hsh ⇒ no user has p.hsh, which ⇒
 FIELDS,"c":[]}\n{"name":"b","email":"b@x.org","c":["x"]} ⇒ --map=passwordHash=c.1 ⇒ no user has c.1, which ⇒
-FIELDS,"p":null} ⇒ --map=passwordHash=p.hash ⇒ imported: 1 ⇒ a@x.org
+FIELDS,"p":null} ⇒ --map=passwordHash=p.hash ⇒ no user has p.hash, which ⇒
 name,email,password\na,a@x.org,\nb,b@x.org,x\n ⇒ --map=passwordHash=password.hash ⇒ no user has password.hash, which ⇒
 [] ⇒ --map=passwordHash=pasword ⇒ imported: 0 ⇒
 name,email\n ⇒ --map=passwordHash=pasword ⇒ imported: 0 ⇒
@@ -171,9 +177,7 @@ USER\n"text" ⇒ ⇒ line 2: is not a JSON object ⇒
 FIELDS,"createdAt":"yesterday"} ⇒ ⇒ line 1: /createdAt must be a time as in 2020-02-29T23:59:59.123456Z ⇒
 FIELDS,"createdAt":"2020-02-29T23:59:59.123"} ⇒ ⇒ line 1: /createdAt must be a time as in 2020-02-29T23:59:59.123456Z, with its offset (Z, UTC, +01:00) ⇒
 FIELDS,"createdAt":"2020-02-29 23:59:59 UTC"} ⇒ ⇒ imported: 1 ⇒ a@x.org
-FIELDS,"password":"$2yBCRYPT"} ⇒ ⇒ line 1: /password is a hash: --map passwordHash=password ⇒
-name,email,pw\na,a@x.org,$2yBCRYPT ⇒ --map=password=pw ⇒ line 2: /password is a hash: --map passwordHash=pw ⇒
-FIELDS,"password":"short"} ⇒ ⇒ line 1: /password value is shorter than 8 characters ⇒
+FIELDS,"password":"short"} ⇒ --clear-passwords ⇒ line 1: /password value is shorter than 8 characters ⇒
 FIELDS,"password":"correct horse","passwordHash":"$2bBCRYPT"} ⇒ ⇒ line 1: /password and /passwordHash exclude one another ⇒
 FIELDS,"passwordHash":"5f4dcc3b5aa765d61d8327deb882cf99"} ⇒ ⇒ line 1: /passwordHash is neither an Argon2id, bcrypt, PBKDF2, scrypt nor WordPress hash ⇒
 FIELDS,"passwordHash":"$2b$14$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2"} ⇒ ⇒ line 1: /passwordHash costs more to verify than 129 MiB of memory, or 1.5 s of a core for any password ⇒
@@ -181,6 +185,16 @@ FIELDS} ⇒ --keep-ids ⇒ line 1: /id is required by --keep-ids ⇒
 FIELDS,"id":"007"} ⇒ --keep-ids ⇒ line 1: WHOLE ⇒
 FIELDS,"id":4611686018427387904} ⇒ --keep-ids ⇒ line 1: WHOLE ⇒
 FIELDS,"id":9}\n{"name":"b","email":"b@x.org","id":"9"} ⇒ --keep-ids ⇒ line 2: /id is that of line 1, too ⇒
+
+# A password is clear only if an option says so, and none if there is no value.
+FIELDS,"password":"correct horse"} ⇒ ⇒ line 1: /password may be a hash: --map passwordHash=password, or --clear-passwords if all are clear ⇒
+FIELDS,"password":7} ⇒ ⇒ line 1: /password may be a hash ⇒
+name,email,PASSWORD\na,a@x.org,\nb,b@x.org,hunter2-hunter2\n ⇒ --skip-invalid ⇒ imported: 1, existing: 0, refused: 1 ⇒ a@x.org
+name,email,pw\na,a@x.org,hunter2-hunter2\n ⇒ --map=password=pw ⇒ line 2: /password may be a hash: --map passwordHash=pw, or ⇒
+name,email,password\na,a@x.org,\n ⇒ ⇒ imported: 1 ⇒ a@x.org
+FIELDS,"password":null} ⇒ ⇒ imported: 1 ⇒ a@x.org
+FIELDS,"password":"$2yBCRYPT"} ⇒ --clear-passwords ⇒ line 1: /password is a hash: --map passwordHash=password ⇒
+name,email,pw\na,a@x.org,$2yBCRYPT ⇒ --map=password=pw --clear-passwords ⇒ line 2: /password is a hash: --map passwordHash=pw ⇒
 
 # Addresses come in one form of Unicode, but for those of an export.
 {"name":"n","email":"ae\u0301@x.org"} ⇒ ⇒ imported: 1 ⇒ aé@x.org
@@ -357,10 +371,10 @@ fn fields() {
     let service = Service::start();
     let ada = json!({"id": "77", "createdAt": "2001-02-03T04:05:06.789Z", "updatedAt": "2002-02-03 04:05:06+01",
                      "password": PASSWORD});
-    assert_eq!(import(&service.database, line("ada@example.com", ada), &[]).0, 0);
+    assert_eq!(import(&service.database, line("ada@example.com", ada), &["--clear-passwords"]).0, 0);
     let csv = "id,name,email,password,createdAt\r\n7,\"a \"\"quoted\"\", name\",a@example.com,,2020-01-01 00:00:00+00\r\n\
         8,\"two\r\nlines\",b@example.com,correct horse,\r\n";
-    assert_eq!(import(&service.database, csv, &["--format=csv"]).0, 0);
+    assert_eq!(import(&service.database, csv, &["--format=csv", "--clear-passwords"]).0, 0);
     service.check(
         r#"
         sql select string_agg(concat_ws('|', id, replace(name, e'\r\n', '~'), email, password_hash is not null), ' ' order by id) from users left join credentials on user_id = id => 1|n|ada@example.com|t 2|a "quoted", name|a@example.com|f 3|two~lines|b@example.com|t
@@ -383,6 +397,94 @@ fn fields() {
         assert_eq!((code, stderr.as_str()), expected);
     }
     assert!(service.client().opens("zoe@example.com", PASSWORD));
+}
+
+/// Triggers of one's own may rewrite or leave out users: the others have their own hashes and ids, which a login and a
+/// read show.
+#[test]
+fn hashes_of_users_that_a_trigger_rewrites() {
+    let service = Service::start();
+    service.database.run(
+        "create function rewrite() returns trigger language plpgsql as $$ begin
+             if new.name = 'left out' then return null; end if;
+             new.email := reverse(split_part(new.email, '@', 1)) || '@' || split_part(new.email, '@', 2);
+             if new.name = 'moved' then new.id := new.id + 100; end if;
+             return new;
+         end $$;
+         create trigger rewrite before insert on users for each row execute function rewrite()",
+    );
+    let mut client = service.client();
+    let user = |name: &str, email: &str, password: &str, id: u32| {
+        json!({"name": name, "email": email, "passwordHash": hash(password), "id": id}).to_string() + "\n"
+    };
+    // Two addresses that the trigger exchanges.
+    let users = user("a", "ab@x.org", "password of a", 11)
+        + &user("left out", "cd@x.org", "password of c", 12)
+        + &user("moved", "ba@x.org", "password of b", 13)
+        + "{\"name\":\"e\",\"email\":\"ef@x.org\",\"id\":14}\n";
+    for (options, ids) in [(&[][..], "1 4 103"), (&["--keep-ids"], "11 14 113")] {
+        service.database.run("truncate users restart identity cascade");
+        service.database.run("alter table users alter id restart with 1");
+        let said = import(&service.database, &users, options);
+        assert_eq!(said, imported("imported: 3, existing: 0, refused: 0\n"));
+        for (email, password, opens) in [
+            ("ba@x.org", "password of a", true),
+            ("ba@x.org", "password of b", false),
+            ("ab@x.org", "password of b", true),
+            ("fe@x.org", "password of c", false),
+        ] {
+            assert_eq!(client.opens(email, password), opens, "{email}: {password}");
+        }
+        let found = service.database.value("select string_agg(id::text, ' ' order by id) from users");
+        assert_eq!(found, ids);
+    }
+}
+
+/// Hashes of formats that userd does not verify: none becomes a password that logs in.
+#[test]
+fn hashes_are_no_clear_passwords() {
+    let service = Service::start();
+    let mut client = service.client();
+    let forms = [
+        "3|$argon2id$v=19$m=65536,t=4,p=1$c2FsdHNhbHRzYWx0$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA",
+        "$apr1$saltsalt$1nyCYXUy4WCYP2DUwzuiY.",
+        "$sha1$24680$saltsalt$1nyCYXUy4WCYP2DUwzuiYabcdefg",
+        "$gy$j9T$saltsaltsalt$1nyCYXUy4WCYP2DUwzuiY1nyCYXUy4WCYP2DUwzuiYab",
+        "$y$j9T$saltsaltsalt$1nyCYXUy4WCYP2DUwzuiY1nyCYXUy4WCYP2DUwzuiYab",
+        "$7$CU..../....saltsaltsalt$1nyCYXUy4WCYP2DUwzuiY1nyCYXUy4WCYP2DUwzuiYab",
+        "$shiro1$SHA-256$500000$c2FsdHNhbHRzYWx0$KvWUkHkdWY9NdHNhbHRzYWx0KvWUkHkdWY9NdHNhbHQ=",
+        "$md5,rounds=904$saltsalt$$1nyCYXUy4WCYP2DUwzuiY.",
+        "$3$$8846f7eaee8fb117ad06bdd830b7586c",
+        "$bcrypt-sha256$v=2,t=2b,r=12$n79VH.0Q2TMWmt3Oqt9uku$Kq4Noyk3094Y2QlB8NdRT8SvGiI4ft2",
+        "$S$D1nyCYXUy4WCYP2DUwzuiY1nyCYXUy4WCYP2DUwzuiYabcdefghi",
+        "{SSHA}c2FsdHNhbHRzYWx0c2FsdHNhbHRzYWx0c2Fs",
+        "{CRYPT}abJnggxhB/yWI",
+        "{x-issha, 1024}c2FsdHNhbHRzYWx0c2FsdHNhbHRzYWx0c2Fs",
+        "{PKCS5S2}c2FsdHNhbHRzYWx0c2FsdHNhbHRzYWx0c2FsdHNhbHRzYWx0c2FsdHNh",
+        "{SCRAM-SHA-256}4096,c2FsdA==,c2FsdHNhbHRzYWx0c2FsdHNhbHRz,c2FsdHNhbHRzYWx0c2FsdHNhbHRz",
+        "SCRAM-SHA-256$4096:c2FsdA==$c2FsdHNhbHRzYWx0c2FsdHNhbHRz:c2FsdHNhbHRzYWx0c2FsdHNhbHRz",
+        "bcrypt_sha256$$2b$12$n79VH.0Q2TMWmt3Oqt9ukuKq4Noyk3094Y2QlB8NdRT8SvGiI4ft2",
+        "sha1$saltsalt$5baa61e4c9b93f3f0682250b6cf8331b7ee68fd8",
+        // These may be clear passwords, too.
+        "5f4dcc3b5aa765d61d8327deb882cf99",
+        "5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8",
+        "W6ph5Mm5Pz8GgiULbPgzG37mj9g=",
+        "*2470C0C06DEE42FD1618BBB99005ADCA2EC9D1E0",
+        "saltsalt:5baa61e4c9b93f3f0682250b6cf8331b7ee68fd8",
+    ];
+    let as_clear = forms.len() - 5;
+    for (at, form) in forms.into_iter().enumerate() {
+        let email = format!("{at}@x.org");
+        let users = line(&email, json!({"password": form}));
+        for (options, problem) in [(&[][..], "may be a hash"), (&["--clear-passwords"], "is a hash")] {
+            let (code, _, said) = import(&service.database, &users, options);
+            let is_stored = at >= as_clear && !options.is_empty();
+            assert_eq!(code, i32::from(!is_stored), "{form}: {said}");
+            assert!(is_stored || said.starts_with(&format!("line 1: /password {problem}: --map")), "{said}");
+            assert!(!said.contains(form), "{said}");
+            assert_eq!(client.opens(&email, form), is_stored, "{form}");
+        }
+    }
 }
 
 /// The first login replaces a hash of another program or of less cost, unless what matched may not be all of the password;
@@ -567,8 +669,7 @@ fn the_service_runs_meanwhile() {
         database.run("delete from users where email like '2000%'");
         let mut process = piped(database, &[]);
         process.write(lines(20_000).as_bytes()).unwrap();
-        let staged = "select count(*) from pg_stat_progress_copy where tuples_processed > 0";
-        eventually(LONG, "lines are staged", || database.value(staged) == "1");
+        eventually(LONG, "lines are staged", || database.value(STAGING) == "1");
         let before = client.get("/users").json()["total"].as_u64().unwrap();
         assert_eq!(client.post("/users", line(&format!("first-{end}@example.com"), json!({}))).status, 201);
         let insert = "insert into users (name, email) values ('other', '20000@example.com')";
@@ -588,8 +689,6 @@ fn the_service_runs_meanwhile() {
 #[test]
 fn an_early_end_leaves_nothing() {
     let database = Database::create();
-    let staging =
-        "select count(*) from pg_stat_activity where datname = current_database() and query like 'copy%'";
     let ends =
         [(Some(Signal::SIGINT), 130), (Some(Signal::SIGTERM), 143), (Some(Signal::SIGKILL), -9), (None, 1)];
     for ((signal, expected), is_read) in ends.into_iter().flat_map(|end| [(end, true), (end, false)]) {
@@ -602,7 +701,7 @@ fn an_early_end_leaves_nothing() {
         };
         eventually(LONG, "it is staging", || {
             process.write(more().as_bytes()).unwrap();
-            database.value(staging) == "1"
+            database.value(STAGING) == "1"
         });
         if is_read {
             process.end_input();
