@@ -1,8 +1,11 @@
-//! PgBouncer between userd and its database, in each of its modes. No setting tells userd of it.
+//! PgBouncer between userd and its database, in each of its modes, and pgpool-II. No setting tells userd of them.
 
 use crate::{
     program, serve,
-    support::{Account, Client, Daemon, LONG, LONG_ON_DISK, Own, Process, eventually, every_verb, free_port},
+    support::{
+        Account, Client, Daemon, LONG, LONG_ON_DISK, Own, PASSWORD, Process, eventually, every_verb,
+        free_port, hash,
+    },
 };
 use nix::sys::signal::Signal;
 use std::{net::TcpStream, process::Command, thread};
@@ -225,4 +228,41 @@ fn a_pooler_that_ignores_the_schema() {
         let users = "select count(*) from public.users";
         assert_eq!(own.client().query_one(users, &[]).unwrap().get::<_, i64>(0), 0);
     }
+}
+
+/// pgpool-II answers no COPY of the extended protocol, so an import and an export do without.
+#[test]
+fn pgpool_passes_a_service_an_import_and_an_export() {
+    let own = database();
+    let account = Account::new();
+    let (port, dir) = (free_port(), account.dir().display());
+    let settings = format!(
+        "listen_addresses = '127.0.0.1'\nport = {port}\nunix_socket_directories = ''\npcp_port = {}\n\
+         pcp_socket_dir = '{dir}'\nbackend_hostname0 = '{}'\nbackend_port0 = 5432\nbackend_clustering_mode = 'raw'\n\
+         pid_file_name = '{dir}/pid'\nlogdir = '{dir}'\nwork_dir = '{dir}'\nnum_init_children = 16\n",
+        free_port(),
+        own.socket_dir().display()
+    );
+    let file = account.write("pgpool.conf", &settings);
+    let empty = account.write("empty", "");
+    let program = program("pgpool", "pgpool2");
+    let mut command = account.command(program.to_str().expect("UTF-8"));
+    command.arg("-n").arg("-f").arg(file).arg("-F").arg(&empty).arg("-a").arg(&empty);
+    let _pgpool = serve(&mut command, Signal::SIGINT);
+    eventually(LONG, "the port is listened on", || TcpStream::connect(("127.0.0.1", port)).is_ok());
+    let url = format!("postgres://app@127.0.0.1:{port}/postgres?sslmode=disable");
+    let variables = [("DATABASE_URL", url.as_str())];
+    let (code, _, said) = Process::start(&["migrate"], &variables).ended();
+    assert_eq!(code, 0, "{said}");
+    let hash = hash(PASSWORD);
+    let user = |n: u32| format!("n,{n}@example.com,{n},\"{hash}\"\n");
+    let users: String = (1..=3000).map(user).collect();
+    let users = account.write("users.csv", &format!("name,email,id,passwordHash\n{users}"));
+    let mut import = Process::start(&["import", "--keep-ids", users.to_str().expect("UTF-8")], &variables);
+    assert_eq!(import.wait(LONG_ON_DISK), 0, "{}", import.stderr());
+    let (code, exported, said) = Process::start(&["export"], &variables).ended();
+    assert_eq!((code, exported.lines().count()), (0, 3000), "{said}");
+    let mut process = Process::at(&url, &[]);
+    let mut client = Client::new(&process.wait_for_url());
+    assert!(client.opens("3000@example.com", PASSWORD));
 }
