@@ -18,6 +18,9 @@ const EXCLUDED: [(&str, &[&str]); 4] = [
     ("id", &["page", "perPage", "order", "email", "emailPrefix", "after"]),
 ];
 
+/// The message about a value of `id` that no user can have.
+const NO_ID: &str = "must be an id, one for each parameter, as in id=3&id=5: digits, without a zero in front, up to 9223372036854775807";
+
 /// Unknown parameters that a refusal names, and characters of each: a query of thousands is not repeated.
 const MOST_NAMED: usize = 10;
 const MOST_NAME_CHARS: usize = 64;
@@ -36,7 +39,7 @@ pub fn list_request(request: &Request, max_per_page: u32) -> Result<ListRequest,
     let is_from_end = order.is_some_and(|order| order == "desc");
     let (email, prefix) = (query.address("email"), query.address("emailPrefix"));
     let after = query.number("after", 0, i64::MAX);
-    let named = query.values("id", max_per_page);
+    let ids = query.ids("id", max_per_page);
     for (name, others) in EXCLUDED {
         if query.is_given(name) && others.iter().any(|other| query.is_given(other)) {
             let message = format!("cannot be given together with {}", others.join(" or "));
@@ -44,9 +47,9 @@ pub fn list_request(request: &Request, max_per_page: u32) -> Result<ListRequest,
         }
     }
     query.end(&LIST_PARAMETERS)?;
-    if !named.is_empty() {
-        let ids = named.iter().filter_map(|text| parse_id(&percent_decode(text)?)).collect();
-        return Ok(ListRequest::Unpaged { selection: Selection::Ids(ids), per_page: named.len() as u32 });
+    if !ids.is_empty() {
+        let per_page = ids.len() as u32;
+        return Ok(ListRequest::Unpaged { selection: Selection::Ids(ids.into_iter().collect()), per_page });
     }
     let per_page = per_page.map_or(15.min(max_per_page), |number| number as u32);
     let page = PageRequest { page: page.unwrap_or(1), per_page, is_from_end };
@@ -100,14 +103,16 @@ impl<'a> Query<'a> {
         Some(value)
     }
 
-    /// Returns the values of a parameter as they were sent. Refuses a parameter that is given more than `max` times.
-    fn values(&mut self, name: &str, max: u32) -> Vec<&'a str> {
-        let named = self.given.iter().filter(|(given, _)| given == name);
-        let values: Vec<_> = named.map(|(_, value)| *value).collect();
-        if values.len() > max as usize {
+    /// Returns the ids that the values of a parameter are. Refuses a parameter that is given more than `max` times.
+    fn ids(&mut self, name: &str, max: u32) -> Vec<i64> {
+        let given = self.given.iter().filter(|(given, _)| given == name);
+        let ids: Vec<_> = given.map(|(_, value)| parse_id(&percent_decode(value)?)).collect();
+        if ids.len() > max as usize {
             self.refuse(name, "maxItems", format!("must be given at most {max} times"));
+        } else if ids.contains(&None) {
+            self.refuse(name, "pattern", NO_ID);
         }
-        values
+        ids.into_iter().flatten().collect()
     }
 
     fn number(&mut self, name: &str, min: i64, max: i64) -> Option<i64> {
@@ -191,8 +196,8 @@ mod tests {
             ("order=desc&page=2", paged(PageRequest { is_from_end: true, ..page(2, 15) })),
             ("emailPrefix=Ada+n%2B&perPage=3", unpaged(Selection::Prefix("Ada+n+".to_owned()), 3)),
             ("id=3", ids(&[3], 1)),
-            ("id=8&i%64=%33&id=8&id=&id=03&id=x&id=0&id=9223372036854775808&id=+3&id=-3", ids(&[3, 8], 10)),
-            ("id=9223372036854775807&id=%ff&id", ids(&[i64::MAX], 3)),
+            ("id=8&i%64=%33&id=8", ids(&[3, 8], 3)),
+            ("id=9223372036854775807", ids(&[i64::MAX], 1)),
             ("after=0", unpaged(Selection::After(0), 15)),
             ("perPage=7&after=9223372036854775807", unpaged(Selection::After(i64::MAX), 7)),
             ("email=ada@example.com", email("ada@example.com")),
@@ -247,10 +252,15 @@ mod tests {
             ("emailPrefix=a&email=a@b.co", "/emailPrefix not"),
             ("id=1&page=1", "/id not"),
             ("id=1&perPage=1", "/id not"),
-            ("id=&order=asc", "/id not"),
+            ("id=1&order=asc", "/id not"),
             ("id=1&email=a@b.co", "/id not"),
             ("id=1&emailPrefix=a", "/id not"),
             ("id=1&after=0", "/id not"),
+            ("id", "/id pattern"),
+            ("id=1,2", "/id pattern"),
+            ("id=3&id=03", "/id pattern"),
+            ("id=%ff", "/id pattern"),
+            ("id=9223372036854775808", "/id pattern"),
             ("ID=1", "/ID additionalProperties"),
             (&"&id=1".repeat(1001), "/id maxItems"),
             ("emailprefix=a", "/emailprefix additionalProperties"),
