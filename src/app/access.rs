@@ -51,7 +51,7 @@ impl Access {
         }
         match self.tokens {
             // Browsers send no token with a preflight, and its answer tells nothing of the users.
-            Some(_) if cors.is_preflight() => Ok(()),
+            Some(_) if cors.is_preflight(request) => Ok(()),
             // A page of another site does not know the token, whatever name it is served under.
             Some(_) => match token {
                 None => Err(Error::Unauthorized),
@@ -83,7 +83,7 @@ impl Access {
     /// Returns the fields that an answer needs for a page of another origin.
     pub fn cors(&self, request: &Request) -> Cors {
         let fields = request.lines().map(|(name, value)| (name, value.as_bytes()));
-        Cors::of(&self.origins, request.method == Method::Options, fields)
+        Cors::of(&self.origins, fields)
     }
 
     /// Returns true if the Host names this service. A page whose own name resolves to this server (DNS

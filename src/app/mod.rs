@@ -54,7 +54,7 @@ pub(crate) enum Next {
 pub struct App {
     users: Users,
     schemas: BodySchemas,
-    access: Access,
+    pub(crate) access: Access,
     pub(crate) throttle: Arc<Throttle>,
     max_per_page: u32,
     /// The page for the browser is served.
@@ -142,7 +142,7 @@ impl App {
         let _turn = (request.body.len() > PARSED_IN_TURN).then(|| self.parsing.lock());
         let Found { label, mut asked } = routes::find(request.method, request.path(), self.ui);
         // Only after its preflight does a browser send the request whose refusal tells of the slash.
-        if let (Err(Error::FurtherSlash(_)), true) = (&asked, cors.is_preflight()) {
+        if let (Err(Error::FurtherSlash(_)), true) = (&asked, cors.is_preflight(request)) {
             let meant = routes::without_further_slashes(request.path());
             asked = routes::find(request.method, &meant, self.ui).asked;
         }

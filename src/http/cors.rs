@@ -3,17 +3,16 @@
 //!
 //! Pure. Without `ALLOWED_ORIGINS` no field of a request is looked at.
 
-use super::Response;
+use super::{Method, Request, Response, is_token};
 use crate::config::AllowedOrigins;
 use std::sync::Arc;
 
-/// The fields that a page may send beside those that need no permission. The last five are sent by libraries on their own.
-const REQUEST_FIELDS: &str = "Authorization, Content-Type, If-Match, If-None-Match, Idempotency-Key, X-Request-Id, \
-                              X-Requested-With, traceparent, tracestate, baggage, sentry-trace";
 /// The fields that a page may read beside those that need no permission.
 const ANSWER_FIELDS: &str = "ETag, Link, Location, Retry-After, X-Request-Id, Idempotency-Replayed";
 /// Seconds for which a browser need not ask again; the most that Chromium keeps.
 const MAX_AGE: &str = "7200";
+/// The field by which a preflight names the fields that the page is about to send.
+const ASKED_FIELDS: &str = "Access-Control-Request-Headers";
 
 /// The fields for browsers that the answer to a request has.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -23,29 +22,20 @@ pub enum Cors {
     Off,
     /// `Vary` alone: the request is not of a page of an allowed origin, and the answer to such a page has more fields.
     Varies,
-    /// The fields that let a page of an allowed origin read the answer.
-    Allowed {
-        /// The entry that allows the origin.
-        origin: Arc<str>,
-        /// The method is OPTIONS, as a preflight's is.
-        options: bool,
-    },
+    /// The fields that let a page read the answer: the entry that allows its origin.
+    Allowed(Arc<str>),
 }
 
 impl Cors {
-    /// Returns the fields for a request with these fields; `options` if that is its method.
-    pub fn of<'a>(
-        origins: &AllowedOrigins,
-        options: bool,
-        fields: impl Iterator<Item = (&'a str, &'a [u8])>,
-    ) -> Cors {
+    /// Returns the fields for a request with these fields.
+    pub fn of<'a>(origins: &AllowedOrigins, fields: impl Iterator<Item = (&'a str, &'a [u8])>) -> Cors {
         if origins.is_empty() {
             return Cors::Off;
         }
         let mut fields = fields.filter(|(name, _)| name.eq_ignore_ascii_case("origin"));
         match (fields.next(), fields.next()) {
             (Some((_, origin)), None) => match origins.find(origin) {
-                Some(entry) => Cors::Allowed { origin: entry.clone(), options },
+                Some(entry) => Cors::Allowed(entry.clone()),
                 None => Cors::Varies,
             },
             _ => Cors::Varies,
@@ -54,31 +44,43 @@ impl Cors {
 
     /// Returns whether the request is of a page of an allowed origin.
     pub fn is_allowed(&self) -> bool {
-        matches!(self, Cors::Allowed { .. })
+        matches!(self, Cors::Allowed(_))
     }
 
-    /// Returns whether a browser asks what a page of an allowed origin may send.
-    pub fn is_preflight(&self) -> bool {
-        matches!(self, Cors::Allowed { options: true, .. })
+    /// Returns whether a browser asks by this request what a page of an allowed origin may send.
+    pub fn is_preflight(&self, request: &Request) -> bool {
+        self.is_allowed() && request.method == Method::Options
     }
 
-    /// Adds the fields to an answer.
+    /// Adds the fields of the answer to a preflight: the page may send the methods of `Allow`, and whatever fields it asks
+    /// for, as its origin is allowed and libraries send fields of their own.
+    pub fn permit(&self, request: &Request, response: Response) -> Response {
+        let Some(methods) = response.header("Allow").filter(|_| self.is_preflight(request)) else {
+            return response;
+        };
+        let methods = methods.to_owned();
+        let response =
+            response.with("Access-Control-Allow-Methods", methods).with("Access-Control-Max-Age", MAX_AGE);
+        let asked: Vec<_> =
+            request.fields(ASKED_FIELDS).flat_map(|list| list.split(',')).map(str::trim).collect();
+        let are_names = asked.iter().all(|name| !name.is_empty() && name.bytes().all(is_token));
+        if asked.is_empty() || !are_names {
+            return response;
+        }
+        response.with("Access-Control-Allow-Headers", asked.join(", "))
+    }
+
+    /// Adds the fields that let a page of an allowed origin read the answer.
     pub fn add_to(self, response: &mut Response) {
         if self == Cors::Off {
             return;
         }
-        let allow =
-            response.headers.iter().find(|(name, _)| *name == "Allow").map(|(_, allow)| allow.clone());
-        response.headers.push(("Vary", "Origin".into()));
-        let Cors::Allowed { origin, options } = self else { return };
-        response.headers.push(("Access-Control-Allow-Origin", origin.to_string().into()));
-        match allow {
-            Some(allow) if options => response.headers.extend([
-                ("Access-Control-Allow-Methods", allow),
-                ("Access-Control-Allow-Headers", REQUEST_FIELDS.into()),
-                ("Access-Control-Max-Age", MAX_AGE.into()),
-            ]),
-            _ => response.headers.push(("Access-Control-Expose-Headers", ANSWER_FIELDS.into())),
+        let is_permission = response.header("Access-Control-Allow-Methods").is_some();
+        let vary = if is_permission { "Origin, Access-Control-Request-Headers" } else { "Origin" };
+        response.headers.push(("Vary", vary.into()));
+        if let Cors::Allowed(origin) = self {
+            response.headers.push(("Access-Control-Allow-Origin", origin.to_string().into()));
+            response.headers.push(("Access-Control-Expose-Headers", ANSWER_FIELDS.into()));
         }
     }
 }
@@ -87,34 +89,60 @@ impl Cors {
 mod tests {
     use super::*;
 
+    /// Returns the fields that the answer to a request with these fields gets, beside `Allow`.
+    fn added(origins: &str, method: Method, fields: &[(&str, &str)]) -> String {
+        let request = Request::new(method, "/users", "");
+        let request = fields.iter().fold(request, |request, (name, value)| request.with(*name, *value));
+        let lines = request.lines().map(|(name, value)| (name, value.as_bytes()));
+        let cors = Cors::of(&origins.parse().unwrap(), lines);
+        let mut response = cors.permit(&request, Response::no_content().with("Allow", "GET, OPTIONS"));
+        cors.add_to(&mut response);
+        let fields = response.headers[1..].iter();
+        fields.map(|(name, value)| format!("{name}: {value}")).collect::<Vec<_>>().join("; ")
+    }
+
+    const ORIGIN: (&str, &str) = ("Origin", "https://app.example");
+    const OTHER: (&str, &str) = ("origin", "https://evil.example");
+
     #[test]
     fn fields_of_answers() {
-        const ORIGIN: (&str, &[u8]) = ("Origin", b"https://app.example");
-        const OTHER: (&str, &[u8]) = ("origin", b"https://evil.example");
-        let of = |origins: &str, options, fields: &[(&'static str, &'static [u8])]| {
-            let mut response = Response::no_content().with("Allow", "GET, OPTIONS");
-            Cors::of(&origins.parse().unwrap(), options, fields.iter().copied()).add_to(&mut response);
-            let fields = response.headers[1..].iter();
-            fields.map(|(name, value)| format!("{name}: {value}")).collect::<Vec<_>>().join("; ")
-        };
-        assert_eq!(of("", true, &[ORIGIN]), "");
-        for fields in [&[][..], &[OTHER], &[ORIGIN, ORIGIN], &[("Origin", b"null")]] {
-            assert_eq!(of("https://app.example", true, fields), "Vary: Origin", "{fields:?}");
+        assert_eq!(added("", Method::Options, &[ORIGIN]), "");
+        for fields in [&[][..], &[OTHER], &[ORIGIN, ORIGIN], &[("Origin", "null"), (ASKED_FIELDS, "a")]] {
+            assert_eq!(added("https://app.example", Method::Options, fields), "Vary: Origin", "{fields:?}");
         }
-        let found = of("https://app.example", false, &[("Host", b"a"), ORIGIN]);
-        assert_eq!(
-            found,
-            format!(
-                "Vary: Origin; Access-Control-Allow-Origin: https://app.example; \
-                 Access-Control-Expose-Headers: {ANSWER_FIELDS}"
-            )
-        );
-        assert_eq!(
-            of("*", true, &[OTHER]),
-            format!(
-                "Vary: Origin; Access-Control-Allow-Origin: *; Access-Control-Allow-Methods: GET, OPTIONS; \
-                 Access-Control-Allow-Headers: {REQUEST_FIELDS}; Access-Control-Max-Age: 7200"
-            )
-        );
+        let readable = |origin: &str| {
+            format!("Access-Control-Allow-Origin: {origin}; Access-Control-Expose-Headers: {ANSWER_FIELDS}")
+        };
+        let found = added("https://app.example", Method::Get, &[("Host", "a"), ORIGIN, (ASKED_FIELDS, "a")]);
+        assert_eq!(found, format!("Vary: Origin; {}", readable("https://app.example")));
+        let permitted = "Access-Control-Allow-Methods: GET, OPTIONS; Access-Control-Max-Age: 7200; \
+                         Vary: Origin, Access-Control-Request-Headers";
+        assert_eq!(added("*", Method::Options, &[OTHER]), format!("{permitted}; {}", readable("*")));
+    }
+
+    #[test]
+    fn fields_that_a_page_asks_for() {
+        let rows: &[(&[&str], Option<&str>)] = &[
+            (
+                &["authorization,content-type,x-datadog-origin,newrelic"],
+                Some("authorization, content-type, x-datadog-origin, newrelic"),
+            ),
+            (&[" A ,\tb", "c"], Some("A, b, c")),
+            (&["*"], Some("*")),
+            (&[""], None),
+            (&["a,,b"], None),
+            (&["a b"], None),
+            (&["a:b"], None),
+            (&["a\u{e4}"], None),
+            (&["a", "(b)"], None),
+        ];
+        for (lists, expected) in rows {
+            let mut fields = vec![ORIGIN];
+            fields.extend(lists.iter().map(|list| (ASKED_FIELDS, *list)));
+            let found = added(ORIGIN.1, Method::Options, &fields);
+            let found =
+                found.split("; ").find_map(|field| field.strip_prefix("Access-Control-Allow-Headers: "));
+            assert_eq!(found, *expected, "{lists:?}");
+        }
     }
 }

@@ -10,3 +10,8 @@ pub(crate) use cors::Cors;
 pub(crate) use id::{RequestId, log_line};
 pub use request::{Method, Request, percent_decode};
 pub use response::{Persistence, Response};
+
+/// Returns whether methods, field names and codings may have this byte (RFC 9110, 5.6.2).
+pub(crate) fn is_token(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
+}

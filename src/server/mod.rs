@@ -9,7 +9,7 @@ use crate::app::{self, App, Judged, Next};
 use crate::config::{Config, Limits};
 use crate::frontend::{AnswerAtOnce, ClientName, Frontend, Listener, Resources};
 pub use crate::frontend::{address, addresses};
-use crate::http::{Cors, Request, RequestId};
+use crate::http::{Request, RequestId};
 use crate::{db::target::Target, error::StartError};
 use lanes::Capacity;
 use std::time::{Duration, Instant};
@@ -178,9 +178,11 @@ fn answer_at_once(app: Arc<App>) -> AnswerAtOnce {
         if !app::is_answered_at_once(request.path()) {
             return None;
         }
-        // Neither fields nor a body change such an answer.
+        // No body changes such an answer. The fields change that to a preflight.
         let bare = Request::new(request.method, request.path(), "");
-        let Judged { label, next: Next::Answer(answer), .. } = app.judge(&bare, &Cors::Off, Some(id)) else {
+        let bare = Request { fields: request.fields.clone(), ..bare };
+        let cors = app.access.cors(&bare);
+        let Judged { label, next: Next::Answer(answer), .. } = app.judge(&bare, &cors, Some(id)) else {
             return None;
         };
         // The answer takes some microseconds.

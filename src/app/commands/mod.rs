@@ -121,7 +121,7 @@ impl App {
         if callers != Callers::Any {
             self.access.check(request, callers, cors, token)?;
             // A browser asks with the target of the request that it is about to send.
-            if !matches!(endpoint, Endpoint::List | Endpoint::Page(_)) && !cors.is_preflight() {
+            if !matches!(endpoint, Endpoint::List | Endpoint::Page(_)) && !cors.is_preflight(request) {
                 fields::no_query(request)?;
             }
         }
@@ -141,7 +141,7 @@ impl App {
                     let line = format_args!("ALLOWED_ORIGINS does not name the origin {origin:?}");
                     log_line(Level::Info, id, line);
                 }
-                return Ok(Next::Answer(routes::options(routes)));
+                return Ok(Next::Answer(cors.permit(request, routes::options(routes))));
             }
         }))
     }

@@ -2,7 +2,8 @@
 //!
 //! Owns the decoding of chunks (RFC 9112, 7). Extensions and trailers are checked, bounded and dropped.
 
-use super::{Arrived, line, request_line::is_token};
+use super::{Arrived, line};
+use crate::http::is_token;
 use crate::{config::Limits, error::Error};
 
 /// A chunk-size line with its extensions; a size needs 16 digits at most.

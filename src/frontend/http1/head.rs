@@ -3,9 +3,9 @@
 //! Owns the rules for the fields (RFC 9112, 5 and 6). Gets a head that is complete and free of forbidden bytes;
 //! knows nothing of how it arrived.
 
-use super::request_line::{RequestLine, is_authority, is_token};
+use super::request_line::{RequestLine, is_authority};
 use super::{Arrived, forwarded};
-use crate::http::{Cors, Method, Persistence, Request, RequestId};
+use crate::http::{Cors, Method, Persistence, Request, RequestId, is_token};
 use crate::{config::Limits, error::Error};
 use memchr::memchr;
 use std::{net::IpAddr, time::Duration};
@@ -151,10 +151,9 @@ impl Echo {
     /// Reads the values from a head `bytes` with this request line and these fields.
     pub fn of(line: &RequestLine, bytes: &[u8], fields: &[httparse::Header], limits: &Limits) -> Echo {
         let named = fields.iter().map(|field| (field.name, field.value));
-        let method = line.method(bytes);
-        let cors = Cors::of(&limits.allowed_origins, method == b"OPTIONS", named);
+        let cors = Cors::of(&limits.allowed_origins, named);
         let client = forwarded::client(fields, &limits.trusted_proxies);
-        Echo { id: request_id(fields), cors, head_only: method == b"HEAD", client }
+        Echo { id: request_id(fields), cors, head_only: line.method(bytes) == b"HEAD", client }
     }
 }
 

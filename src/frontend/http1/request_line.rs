@@ -4,6 +4,7 @@
 //! something else than HTTP is told so without another byte.
 
 use crate::error::Error;
+use crate::http::is_token;
 use fluent_uri::UriRef;
 use memchr::memchr;
 use std::ops::Range;
@@ -116,11 +117,6 @@ pub fn is_authority(text: &[u8]) -> bool {
             !authority.host().is_empty() && !authority.host().to_ascii_lowercase().starts_with("[v");
         authority.as_str().as_bytes() == text && !authority.has_userinfo() && (is_host || text.is_empty())
     })
-}
-
-/// The bytes of methods, field names and codings (RFC 9110, 5.6.2).
-pub fn is_token(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
 #[cfg(test)]
