@@ -8,6 +8,9 @@ use crate::users::email;
 use jsonschema::{ValidationError, Validator, error::ValidationErrorKind};
 use serde_json::{Map, Value};
 
+/// The pattern of the schemas whose failure has a sentence of its own.
+const WITHOUT_NUL: &str = r"^[^\x00]*$";
+
 /// The names that the description has for the files of the schemas.
 const FILES: [&str; 3] = ["create-user.basic.json", "patch-user.basic.json", "authenticate.json"];
 
@@ -58,12 +61,12 @@ impl BodySchemas {
 
 impl BodySchema {
     fn new(mut schema: Value, mode: config::Validation) -> BodySchema {
-        let email = schema["properties"]["email"].as_object_mut().expect("each schema has an address");
-        let has_format = email.remove("format").is_some();
-        // No keyword of the schemas has another meaning in this draft. Its own schema, which is compiled and kept, is one
-        // file; those of later drafts are eight. `jsonschema::options`, which a format of ours would need, is generic:
-        // rustc would compile all keywords once more, for this crate.
-        let validator = jsonschema::draft4::new(&schema).expect("a schema of this crate is one");
+        let email = schema.pointer_mut("/properties/email").and_then(Value::as_object_mut);
+        let has_format = email.is_some_and(|email| email.remove("format").is_some());
+        // The draft is the one that the file names: draft 7, whose own schema, which is compiled and kept, is one file; those
+        // of later drafts are eight. `jsonschema::options`, which a format of ours would need, is generic: rustc would
+        // compile all keywords once more, for this crate.
+        let validator = jsonschema::validator_for(&schema).expect("a schema of this crate is one");
         BodySchema { validator, has_format, mode }
     }
 
@@ -140,8 +143,9 @@ fn violation(error: ValidationError<'_>) -> Violation {
             let name = property.as_str().unwrap_or_default();
             (format!("{path}/{name}"), "is required".to_owned())
         }
-        // The only pattern of the schemas.
-        ValidationErrorKind::Pattern { .. } => (path.to_owned(), HAS_NUL.to_owned()),
+        ValidationErrorKind::Pattern { pattern } if pattern == WITHOUT_NUL => {
+            (path.to_owned(), HAS_NUL.to_owned())
+        }
         // Masked, because the value may be a password.
         _ => (path.to_owned(), error.masked().to_string()),
     };
@@ -236,6 +240,62 @@ mod tests {
             "/password pattern",
         ];
         assert_eq!(keywords, expected);
+    }
+
+    /// A keyword that the draft lacks would be ignored. The files are parts of the description, too, whose draft is later.
+    #[test]
+    fn schemas_have_keywords_of_their_draft_alone() {
+        use jsonschema::Draft::{Draft7, Draft202012};
+        const ANNOTATIONS: [&str; 3] = ["$comment", "description", "title"];
+        fn check(schema: &Value) {
+            for keyword in schema.as_object().expect("a schema").keys().map(String::as_str) {
+                let is_known = [Draft7, Draft202012].iter().all(|draft| draft.is_known_keyword(keyword));
+                assert!(is_known || ANNOTATIONS.contains(&keyword), "{keyword}");
+            }
+            Draft7.subresources_of(schema).for_each(check);
+        }
+        for (name, variant) in FILES.iter().flat_map(|name| [(name, Schema::Basic), (name, Schema::Strict)]) {
+            let schema = file(name, variant).unwrap();
+            assert_eq!(schema["$schema"], "http://json-schema.org/draft-07/schema#", "{name}");
+            check(&schema);
+        }
+    }
+
+    #[test]
+    fn schemas_are_compiled_as_they_say() {
+        let first = |fields: &Value, body: Value| {
+            let mut schema = file("authenticate.json", Schema::Basic).unwrap();
+            schema["properties"] = fields.clone();
+            let schema = BodySchema::new(schema, config::Validation::Declarative);
+            let body = object(body.to_string().as_bytes()).unwrap();
+            match schema.check(body) {
+                Err(Error::Invalid(violations)) => violations.into_iter().next().unwrap(),
+                other => panic!("{other:?}"),
+            }
+        };
+        let fields = json!({
+            "a": {"const": 1},
+            "b": {"contains": {"const": 1}},
+            "c": {"propertyNames": {"maxLength": 1}},
+            "d": {"exclusiveMinimum": 1},
+            "e": {"pattern": "^x+$"},
+            "f": {"pattern": WITHOUT_NUL},
+        });
+        let rows = [
+            (json!({"a": 2}), "/a const: 1 was expected"),
+            (json!({"b": [2]}), "/b contains: None"),
+            (json!({"c": {"long": 1}}), "/c propertyNames: "),
+            (json!({"d": 1}), "/d exclusiveMinimum: value is less"),
+            (json!({"e": "hunter2"}), "/e pattern: value does not match \"^x+$\""),
+            (json!({"f": "\0"}), "/f pattern: must not contain NUL"),
+        ];
+        for (fields_given, expected) in rows {
+            let mut body = json!({"email": "ada@example.com", "password": "p"});
+            body.as_object_mut().unwrap().extend(fields_given.as_object().unwrap().clone());
+            let Violation { path, keyword, message } = first(&fields, body);
+            let found = format!("{path} {keyword}: {message}");
+            assert!(found.starts_with(expected), "{found}");
+        }
     }
 
     #[test]
