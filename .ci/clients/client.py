@@ -14,12 +14,12 @@ from userd_client.api.users import (
     patch_user,
     update_user,
 )
-from userd_client.models import Authenticate, Error, NewUser, Unprocessable, User, UserChanges, UserList, UserPatch
+from userd_client.models import Authenticate, Problem, Unprocessable, User, UserChanges, UserList, UserPatch, UserToCreate
 
 
 def main(url: str, parser: str, full: str) -> None:
     client = Client(base_url=url)
-    ada = NewUser(name="Ada Lovelace", email="ada@example.com", password="correct horse")
+    ada = UserToCreate(name="Ada Lovelace", email="ada@example.com", password="correct horse")
 
     user = create_user.sync(client=client, body=ada)
     assert isinstance(user, User) and user.name == "Ada Lovelace"
@@ -27,11 +27,11 @@ def main(url: str, parser: str, full: str) -> None:
 
     taken = create_user.sync_detailed(client=client, body=ada)
     assert taken.status_code == HTTPStatus.CONFLICT
-    assert isinstance(taken.parsed, Error) and taken.parsed.error == "Already exists"
-    none = NewUser(name="Ada", email="none")
+    assert isinstance(taken.parsed, Problem) and taken.parsed.error == "Already exists"
+    none = UserToCreate(name="Ada", email="none")
     invalid = create_user.sync_detailed(client=client, body=none)
     assert invalid.status_code == HTTPStatus.BAD_REQUEST
-    assert isinstance(invalid.parsed, Error) and invalid.parsed.errors and invalid.parsed.errors[0].path == "/email"
+    assert isinstance(invalid.parsed, Problem) and invalid.parsed.errors and invalid.parsed.errors[0].path == "/email"
     refused = create_user.sync_detailed(client=Client(base_url=parser), body=none)
     assert refused.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert isinstance(refused.parsed, Unprocessable)
@@ -45,7 +45,7 @@ def main(url: str, parser: str, full: str) -> None:
     assert isinstance(patched, User) and patched.email == "countess@example.com"
     changed = patch_user.sync_detailed(user.id, client=client, body=UserPatch(email="other@example.com"), if_match=tag)
     assert changed.status_code == HTTPStatus.PRECONDITION_FAILED
-    assert isinstance(changed.parsed, Error) and changed.parsed.error == "Precondition failed"
+    assert isinstance(changed.parsed, Problem) and changed.parsed.error == "Precondition failed"
     again = find_user.sync(user.id, client=client)
     assert isinstance(again, User) and again.email == "countess@example.com"
 
@@ -55,26 +55,28 @@ def main(url: str, parser: str, full: str) -> None:
     assert isinstance(walk, UserList) and [found.id for found in walk.data] == [user.id] and not walk.total
     found = list_users.sync(client=client, email="countess@example.com")
     assert isinstance(found, UserList) and [one.id for one in found.data] == [user.id]
+    some = list_users.sync(client=client, id=[user.id])
+    assert isinstance(some, UserList) and [one.id for one in some.data] == [user.id]
     assert list_users.sync_detailed(client=client, per_page=100_000).status_code == HTTPStatus.BAD_REQUEST
 
     proof = Authenticate(email="countess@example.com", password="correct horse")
     assert authenticate.sync(client=client, body=proof) == again
     wrong = Authenticate(email="countess@example.com", password="battery staple")
     login = authenticate.sync_detailed(client=client, body=wrong)
-    assert isinstance(login.parsed, Error) and login.parsed.error == "Invalid credentials"
+    assert isinstance(login.parsed, Problem) and login.parsed.error == "Invalid credentials"
     for _ in range(20):
         login = authenticate.sync_detailed(client=client, body=wrong)
     assert login.status_code == HTTPStatus.TOO_MANY_REQUESTS
-    assert isinstance(login.parsed, Error) and login.parsed.error == "Too many attempts"
+    assert isinstance(login.parsed, Problem) and login.parsed.error == "Too many attempts"
 
     unavailable = list_users.sync_detailed(client=Client(base_url=full))
     assert unavailable.status_code == HTTPStatus.SERVICE_UNAVAILABLE
-    assert isinstance(unavailable.parsed, Error) and unavailable.parsed.error == "Service unavailable"
+    assert isinstance(unavailable.parsed, Problem) and unavailable.parsed.error == "Service unavailable"
 
     assert delete_user.sync_detailed(user.id, client=client).status_code == HTTPStatus.NO_CONTENT
     gone = find_user.sync_detailed(user.id, client=client)
     assert gone.status_code == HTTPStatus.NOT_FOUND
-    assert isinstance(gone.parsed, Error) and gone.parsed.error == "Not found"
+    assert isinstance(gone.parsed, Problem) and gone.parsed.error == "Not found"
     print("Python: every operation on users")
 
 

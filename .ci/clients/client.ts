@@ -5,11 +5,11 @@ import createClient from "openapi-fetch";
 import type { components, paths } from "./generated.js";
 
 type User = components["schemas"]["User"];
-type NewUser = components["schemas"]["NewUser"];
+type UserToCreate = components["schemas"]["UserToCreate"];
 
 const [url, parser, full] = process.argv.slice(2) as [string, string, string];
 const client = createClient<paths>({ baseUrl: url });
-const ada: NewUser = { name: "Ada Lovelace", email: "ada@example.com", password: "correct horse" };
+const ada: UserToCreate = { name: "Ada Lovelace", email: "ada@example.com", password: "correct horse" };
 
 const created = await client.POST("/users", { body: ada });
 assert.equal(created.response.status, 201);
@@ -21,7 +21,7 @@ const taken = await client.POST("/users", { body: ada });
 assert.deepEqual([taken.response.status, taken.error], [409, { error: "Already exists" }]);
 const invalid = await client.POST("/users", { body: { ...ada, email: "none" } });
 assert.equal(invalid.response.status, 400);
-assert.equal((invalid.error as components["schemas"]["Error"]).errors?.[0]?.path, "/email");
+assert.equal((invalid.error as components["schemas"]["Problem"]).errors?.[0]?.path, "/email");
 const refused = await createClient<paths>({ baseUrl: parser }).POST("/users", { body: { ...ada, email: "none" } });
 assert.equal(refused.response.status, 422);
 assert.equal((refused.error as components["schemas"]["Unprocessable"]).errors?.[0]?.path, "/email");

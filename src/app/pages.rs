@@ -142,8 +142,8 @@ mod tests {
         for (schema, required) in [(Schema::Basic, 2), (Schema::Strict, 3)] {
             let document = document(schema, 77, false);
             let schemas = &document["components"]["schemas"];
-            assert_eq!(schemas["NewUser"]["required"].as_array().unwrap().len(), required);
-            assert_eq!(schemas["NewUser"]["additionalProperties"], false);
+            assert_eq!(schemas["UserToCreate"]["required"].as_array().unwrap().len(), required);
+            assert_eq!(schemas["UserToCreate"]["additionalProperties"], false);
             assert!(schemas.as_object().unwrap().values().all(|schema| schema["title"].is_null()));
             assert_eq!(schemas["Authenticate"]["required"].as_array().unwrap().len(), 2);
             assert_eq!(document["components"]["parameters"]["perPage"]["schema"]["maximum"], 77);

@@ -80,7 +80,7 @@ pub fn check_described(method: &str, target: &str, answer: &Answer) {
 
 /// The text of an error is one of the examples', and an answer has no member that the example lacks.
 fn check_text(content: &Value, body: &Value, what: &dyn Fn() -> String) {
-    if content["schema"]["$ref"] != "#/components/schemas/Error" {
+    if content["schema"]["$ref"] != "#/components/schemas/Problem" {
         return;
     }
     let examples = content["examples"].as_object().into_iter().flatten();
