@@ -116,9 +116,12 @@ static POLICY: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-/// Answers `/ui`: the page.
-pub fn ui(_: &App) -> Response {
-    Response { status: 200, body: PAGE.into(), ..Response::no_content() }
+/// Answers `/ui`: the page, with the settings that it has to know.
+pub fn ui(app: &App) -> Response {
+    let schema = validation::file("create-user.basic.json", app.schemas.variant).unwrap_or_default();
+    let settings = json!({"maxPerPage": app.max_per_page, "required": schema["required"]});
+    let page = PAGE.replacen("data-settings='{}'", &format!("data-settings='{settings}'"), 1);
+    Response { status: 200, body: page.into(), ..Response::no_content() }
         .with("Content-Type", "text/html; charset=utf-8")
         .with("Content-Security-Policy", POLICY.as_str())
         .with("Cross-Origin-Opener-Policy", "same-origin")

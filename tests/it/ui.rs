@@ -4,7 +4,7 @@
 use crate::support::{Process, Service, TOKEN, TempDir};
 use base64ct::{Base64, Encoding};
 use sha2::{Digest, Sha256};
-use userd::{Ui, config::Config};
+use userd::{Schema, Ui, config::Config};
 
 const PAGE: &str = include_str!("../../web/ui.html");
 
@@ -13,7 +13,8 @@ fn the_page_and_what_confines_it() {
     // It asks for no token: it has no rights.
     let service = Service::with(|config| config.api_token = Some(TOKEN.into()));
     let answer = service.client().get("/ui");
-    assert_eq!((answer.status, answer.body.as_str()), (200, PAGE));
+    let page = page(r#"{"maxPerPage":1000,"required":["name","email"]}"#);
+    assert_eq!((answer.status, answer.body.as_str()), (200, page.as_str()));
     assert!(PAGE.len() <= 32 << 10, "{} bytes", PAGE.len());
     let mut policy: Vec<&str> =
         answer.header("Content-Security-Policy").expect("a policy").split("; ").collect();
@@ -45,8 +46,23 @@ fn the_page_and_what_confines_it() {
         HEAD /ui?x=1 => 200 <Content-Length: {}>
         GET /users => 401 *
         "#,
-        PAGE.len()
+        page.len()
     ));
+}
+
+/// Returns the page with these settings in it.
+fn page(settings: &str) -> String {
+    PAGE.replacen("data-settings='{}'", &format!("data-settings='{settings}'"), 1)
+}
+
+#[test]
+fn the_page_knows_the_settings() {
+    let service = Service::with(|config| {
+        config.max_per_page = 10;
+        config.schema = Schema::Strict;
+    });
+    let expected = page(r#"{"maxPerPage":10,"required":["name","email","password"]}"#);
+    assert_eq!(service.client().get("/ui").body, expected);
 }
 
 /// `auto` serves it to this machine alone; `true` and `false` are what they say.
