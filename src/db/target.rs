@@ -4,9 +4,9 @@
 
 use super::tls::{TlsSettings, Verify};
 use crate::config::{Config, ConfigError, Database, nearest};
-use percent_encoding::percent_decode_str;
+use crate::http::percent_decode;
 use postgres::config::{Host, SslMode};
-use std::{collections::HashMap, error::Error, fmt, path::Path, time::Duration};
+use std::{borrow::Cow, collections::HashMap, error::Error, fmt, path::Path, time::Duration};
 
 /// Names that are honoured: the `postgres` crate takes all but the last line as libpq does; this file takes that.
 const KNOWN: &str = "user password dbname host hostaddr port options application_name connect_timeout keepalives keepalives_idle \
@@ -23,6 +23,10 @@ const WITHOUT_EFFECT: &str = "schema currentSchema search_path schema_search_pat
      prepareThreshold prepared_statements statement_cache_size prepared_statement_cache_size sslaccept client_encoding \
      gssencmode sslcertmode sslcompression sslsni ssl_min_protocol_version ApplicationName encoding supa \
      uselibpqcompat workaround";
+
+/// The problem of a URL with a `%` that is literal, or that stands for bytes that are no text.
+const NOT_ENCODED: &str =
+    "'%' is not followed by two hexadecimal digits, or encodes no UTF-8: write %25 for '%'";
 
 /// Values that are refused, as they ask for more safety than userd has; other values of these parameters are accepted.
 const REFUSED_VALUES: [(&str, &str); 3] =
@@ -93,22 +97,17 @@ impl Target {
         let (hosts, database) = base.split_once('/').unwrap_or((base, ""));
         let credentials = url[..end].strip_suffix('@').unwrap_or_default();
         let (user, password) = credentials.split_once(':').unwrap_or((credentials, ""));
-        let hosts = hosts.split(',').map(|host| {
-            let bracketed = host.strip_prefix('[').and_then(|host| host.split_once(']'));
-            let (name, port) = bracketed.or_else(|| host.split_once(':')).unwrap_or((host, ""));
-            (name, port.trim_start_matches(':'))
-        });
-        let (names, ports): (Vec<&str>, Vec<&str>) = hosts.unzip();
+        let hosts = hosts.split(',').map(host_and_port).collect::<Result<Vec<_>, _>>()?;
+        let (names, ports): (Vec<&str>, Vec<&str>) = hosts.into_iter().unzip();
         let ports = if ports.iter().all(|port| port.is_empty()) { String::new() } else { ports.join(",") };
         let (names, base) = (names.join(","), [("user", user), ("password", password), ("dbname", database)]);
         let base = base.into_iter().chain([("host", &*names), ("port", &*ports)]);
-        let parameters = query.split(['?', '&']).filter(|parameter| !parameter.is_empty());
-        let parameters = parameters
-            .map(|pair| pair.split_once('=').ok_or("each parameter after '?' must read name=value"));
-        let decoded = |text: &str| match percent_decode_str(text).decode_utf8() {
-            Ok(text) => Ok(text.into_owned()),
-            Err(_) => Err("percent-encoded text is not UTF-8"),
-        };
+        let parameters = query.split('&').filter(|parameter| !parameter.is_empty());
+        let parameters = parameters.map(|pair| {
+            let pair = pair.split_once('=').filter(|(_, value)| !value.contains('='));
+            pair.ok_or("each parameter after '?' must read name=value; '=' in a value is %3D")
+        });
+        let decoded = |text: &str| percent_decode(text).map(Cow::into_owned).ok_or(NOT_ENCODED);
         let pairs = base.map(Ok).chain(parameters);
         let pairs = pairs.map(|pair| pair.and_then(|(name, value)| Ok((decoded(name)?, decoded(value)?))));
         Target::of_pairs(pairs.collect::<Result<_, _>>()?, 5, os_user)
@@ -120,6 +119,9 @@ impl Target {
         let (mut given, mut warnings) = (HashMap::new(), Vec::new());
         for (at, (name, value)) in pairs.into_iter().enumerate() {
             let number = (at + 1).saturating_sub(parts);
+            if value.contains('\0') {
+                return Err("a value holds NUL".to_owned());
+            }
             if is_in(&name, KNOWN) {
                 given.insert(name, value);
             } else if name == "ssl" && value == "true" {
@@ -184,6 +186,19 @@ impl Target {
             return Err("it has different numbers of hosts, addresses and ports".to_owned());
         }
         Ok(Target { hosts, tls, warnings })
+    }
+}
+
+/// Splits a host of a URL from its port. Brackets around a host hold its colons.
+fn host_and_port(text: &str) -> Result<(&str, &str), &'static str> {
+    let Some(bracketed) = text.strip_prefix('[') else {
+        return Ok(text.split_once(':').unwrap_or((text, "")));
+    };
+    let parts = bracketed.split_once(']').filter(|(host, _)| !host.is_empty());
+    match parts.map(|(host, rest)| (host, rest, rest.strip_prefix(':'))) {
+        Some((host, "", _)) => Ok((host, "")),
+        Some((host, _, Some(port))) => Ok((host, port)),
+        _ => Err("brackets hold an address, and a port may follow them, as in [::1]:5432"),
     }
 }
 
@@ -338,11 +353,19 @@ mod tests {
         }
     }
 
-    /// Checks rows of `address | outcome`, in which `D` is `database "d" as user "u" on`.
+    /// Checks rows of `address | outcome`, in which `D` is `database "d" as user "u" on`, and `B`, `E` and `P` are the
+    /// problems of brackets, of what is percent-encoded and of a parameter.
     fn table(rows: &str) {
         for row in rows.lines().map(str::trim).filter(|row| !row.is_empty()) {
             let (text, expected) = row.split_once('|').unwrap();
-            let expected = expected.replace(" D ", r#" database "d" as user "u" on "#);
+            let expected = match expected.trim() {
+                "! B" => {
+                    "! brackets hold an address, and a port may follow them, as in [::1]:5432".to_owned()
+                }
+                "! E" => format!("! {NOT_ENCODED}"),
+                "! P" => "! each parameter after '?' must read name=value; '=' in a value is %3D".to_owned(),
+                _ => expected.replace(" D ", r#" database "d" as user "u" on "#),
+            };
             assert_eq!(shown(text.trim()), expected.trim(), "{row}");
         }
     }
@@ -453,9 +476,20 @@ mod tests {
             postgres://u:p@ss@db/d                 | ! a password or user holds '@', '/' or '?': write %40, %2F or %3F
             postgres://u:p/ss@db/d                 | ! a password or user holds '@', '/' or '?': write %40, %2F or %3F
             postgres://u:p/s?s@db/d                | ! a password or user holds '@', '/' or '?': write %40, %2F or %3F
-            postgres://u:1%@h/d                    | D h:5432, TLS if the server has it
-            postgres://u:%zz@h/d                   | D h:5432, TLS if the server has it
-            postgres://h/d?user=%ff                | ! percent-encoded text is not UTF-8
+            postgres://u:1%@h/d                    | ! E
+            postgres://u:%zz@h/d                   | ! E
+            postgres://u@h%2/d                     | ! E
+            postgres://u@h/d?a%g=b                 | ! E
+            postgres://h/d?user=%ff                | ! E
+            postgres://u@a%00b/d                   | ! a value holds NUL
+            postgres://u@h/d?a=%00                 | ! a value holds NUL
+            postgres://u@[]:5432/d                 | ! B
+            postgres://u@[::1/d                    | ! B
+            postgres://u@[::1]5432/d               | ! B
+            postgres://u@h,[::1/d                  | ! B
+            postgres://u@[::1]::5432/d             | ! invalid value for option `port`
+            postgres://u@::1/d                     | ! invalid value for option `port`
+            postgres://u@[::1]:/d                  | D [::1]:5432, TLS if the server has it
             "postgres://u:pw@h/d"                  | D h:5432, TLS if the server has it
             'postgres://u:pw@h/d?sslmode=disable'  | D h:5432, no TLS
             " postgres://u:pw@h/d "                | D h:5432, TLS if the server has it
@@ -470,7 +504,11 @@ mod tests {
             host                                   | ! '=' is missing after a name (quote values with spaces: 'like this')
             password=my pw user=u                  | ! '=' is missing after a name (quote values with spaces: 'like this')
             password='pw                           | ! a quoted value is not closed
-            postgres://h/d?sslmode                 | ! each parameter after '?' must read name=value
+            postgres://h/d?sslmode                 | ! P
+            postgres://u@h/d?nonsense=a=b          | ! P
+            postgres://u@h/d?sslmode=disable?a=b   | ! P
+            postgres://u@h/d?sslmode=sslmode=require | ! P
+            postgres://u@h/d?options=-c%20a=b      | ! P
         "#,
         );
         let default = format!("database \"me\" as user \"me\" on {}:5432, no TLS", socket_directory());
