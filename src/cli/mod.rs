@@ -22,7 +22,7 @@ use ::log::Level;
 use arguments::Args;
 use std::io::{self, Write};
 use std::{env, process::ExitCode};
-use userd::{StartError, check};
+use userd::StartError;
 
 /// Executes the command line, to its end. Returns the exit code.
 pub fn run() -> ExitCode {
@@ -96,7 +96,6 @@ impl From<StartError> for Failure {
     fn from(error: StartError) -> Failure {
         match error {
             StartError::Config(error) => Failure::usage(error),
-            StartError::Database(_) => Failure::runtime(format!("{error}; {}", check::ANOTHER_DATABASE)),
             error => Failure::runtime(error),
         }
     }

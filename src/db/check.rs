@@ -13,10 +13,6 @@ use crate::{config::Config, error::StartError};
 use Weight::{Fine, Note, Problem};
 use postgres::types::Type;
 
-/// Remedy for a database that cannot be connected to.
-pub const ANOTHER_DATABASE: &str =
-    "DATABASE_URL names another database, `userd --embedded` runs one of its own";
-
 /// Limits of the server.
 const LIMITS: &str = "\
     select format('its encoding is %s, not UTF8: names and addresses that do not fit get 500', encoding) \
@@ -160,7 +156,6 @@ pub fn check(config: &Config, with_counts: bool) -> Vec<Finding> {
         let (subject, line) = match error {
             StartError::Config(error) => ("configuration", error.to_string()),
             StartError::Statement(line) => ("database", line),
-            StartError::Database(_) => ("database", format!("{error}; {ANOTHER_DATABASE}")),
             error => ("database", error.to_string()),
         };
         add(&mut findings, Problem, subject, [line]);

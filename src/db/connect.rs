@@ -3,14 +3,14 @@
 #![cfg_attr(not(feature = "tls"), allow(clippy::clone_on_copy, reason = "without TLS, a connector is empty"))]
 
 use super::session::Session;
-use super::sqlstate::{explain, is_final};
+use super::sqlstate::{asks_for_tls, explain, is_answered, is_final, is_unusable_answer};
 use super::target::Target;
 use super::tls::{self, Connector};
 use crate::config::{Config, Database, read_secret};
 use crate::error::StartError;
 use parking_lot::Mutex;
 use postgres::Client;
-use postgres::config::{LoadBalanceHosts, TargetSessionAttrs};
+use postgres::config::{Host, LoadBalanceHosts, SslMode, TargetSessionAttrs};
 use r2d2::ManageConnection;
 use r2d2_postgres::PostgresConnectionManager;
 use std::hash::{BuildHasher, RandomState};
@@ -24,6 +24,18 @@ use std::{io, thread};
 /// Finding about a pooler in transaction mode.
 pub(super) const LENT: &str =
     "a pooler lends its sessions for one transaction each: userd serves as with DB_PREPARED=false";
+
+/// Remedy for a database that cannot be connected to.
+const ANOTHER_DATABASE: &str =
+    "; DATABASE_URL names another database, `userd --embedded` runs one of its own";
+
+/// Remedy for a server that has refused a session without TLS.
+const ONLY_TLS: &str = "; a server that takes TLS alone needs DB_SSL=true, and DB_SSL_CA if its authority is not the \
+                        system's (sslmode and sslrootcert in DATABASE_URL)";
+
+/// Remedy for a password that the client library refuses to prove, as that would take too long.
+const MOST_ITERATIONS: &str =
+    "; scram_iterations of the server may be 100000 at most: set it, and the password anew";
 
 /// Descriptors that are open while a connection is made. The connection keeps five of them; the others are those of
 /// looking up the name and of the socket.
@@ -173,10 +185,25 @@ impl Servers {
             }
             let is_final = matches!(&error, ConnectError::Refused(error) if is_final(error));
             if is_final || Instant::now() + PAUSE > deadline {
-                return Err(StartError::Database(format!("{error}; tried {}", self.target)));
+                let (tried, remedy) = (&self.target, self.remedy(&error));
+                return Err(StartError::Database(format!("{error}; tried {tried}{remedy}")));
             }
             log::warn!("cannot connect to the database yet: {error}");
             thread::sleep(PAUSE);
+        }
+    }
+
+    /// Returns the remedy for a failed start, to end its line; an empty text if the error has it, or there is none.
+    fn remedy(&self, error: &ConnectError) -> &'static str {
+        let mut hosts = self.target.hosts.iter();
+        let is_plain = hosts.any(|host| {
+            matches!(host.get_hosts(), [Host::Tcp(_)]) && host.get_ssl_mode() == SslMode::Disable
+        });
+        match error {
+            ConnectError::Refused(error) if asks_for_tls(error) && is_plain => ONLY_TLS,
+            ConnectError::Refused(error) if is_unusable_answer(error) => MOST_ITERATIONS,
+            ConnectError::Refused(error) if is_answered(error) => "",
+            _ => ANOTHER_DATABASE,
         }
     }
 

@@ -14,7 +14,7 @@
 
 use crate::error::{Error, StartError};
 use postgres::error::{DbError, Severity};
-use std::iter;
+use std::{io, iter};
 
 /// Consequences of a failed statement for its session, and for executing it again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,11 +116,31 @@ pub(super) fn none_if_untranslatable<T: Default>(text: &str, found: Result<T, Er
     }
 }
 
-/// Returns whether waiting cannot mend a refused connection: wrong credentials (SQLSTATE class 28) and a missing
-/// database (3D) stay so.
+/// Returns whether waiting cannot mend a refused connection: wrong credentials (SQLSTATE class 28), a missing database
+/// (3D) and a server that the client library does not go on with stay so.
 pub(super) fn is_final(error: &postgres::Error) -> bool {
     let code = code(error);
-    code.starts_with("28") || code.starts_with("3D")
+    code.starts_with("28") || code.starts_with("3D") || is_unusable_answer(error)
+}
+
+/// Returns whether a server may have refused a connection because it is not encrypted (SQLSTATE 28000; 08P01 of poolers).
+pub(super) fn asks_for_tls(error: &postgres::Error) -> bool {
+    matches!(code(error), "28000" | "08P01")
+}
+
+/// Returns whether the client library refuses what the server says to prove the password, as too many iterations of SCRAM.
+pub(super) fn is_unusable_answer(error: &postgres::Error) -> bool {
+    kind(error) == Some(io::ErrorKind::InvalidInput)
+}
+
+/// Returns whether something has answered that is no server to go on with: TLS failed, or it is no database.
+pub(super) fn is_answered(error: &postgres::Error) -> bool {
+    code(error).is_empty() && matches!(kind(error), None | Some(io::ErrorKind::InvalidData))
+}
+
+/// Returns the kind of an error that is of the connection.
+fn kind(error: &postgres::Error) -> Option<io::ErrorKind> {
+    std::error::Error::source(error)?.downcast_ref::<io::Error>().map(io::Error::kind)
 }
 
 /// Returns whether a connection was refused because there are too many (SQLSTATE 53300).

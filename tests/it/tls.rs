@@ -2,6 +2,7 @@
 
 use crate::support::tls_servers::{Cluster, Pki};
 use crate::support::{LONG, Process, eventually};
+use base64ct::{Base64, Encoding};
 use std::fs;
 
 /// The service serves over TLS, or says in one line what is wrong with the server's certificate. The password of the
@@ -25,7 +26,7 @@ fn the_service_over_tls() {
             "",
             &other_ca,
             [("DB_PASS", "secret"), wrong],
-            Some("invalid peer certificate: UnknownIssuer"),
+            Some("no trusted authority has signed the server's certificate: DB_SSL_CA, or sslrootcert"),
         ),
         ("expired", "", &ca, [("DB_PASS", "secret"), wrong], Some("certificate expired")),
     ];
@@ -99,6 +100,66 @@ fn a_certificate_of_version_1() {
     let server = cluster.start(Some(pki.server("old")), "");
     let mut process = start("require&channel_binding=require", server.port);
     assert_eq!(process.client().get("/users").status, 200);
+}
+
+/// A server that takes TLS alone tells how to reach it, in the words of the settings.
+#[test]
+fn a_server_that_takes_tls_alone() {
+    let (pki, cluster) = (Pki::new(), Cluster::new());
+    cluster.allow("hostssl all all all scram-sha-256");
+    let server = cluster.start(Some(pki.server("good")), "");
+    let (port, ca) = (server.port.to_string(), pki.path("ca.crt").display().to_string());
+    let url = format!("postgres://u:secret@localhost:{port}/postgres?sslmode=disable");
+    let parts = [
+        ("DB_HOST", "localhost"),
+        ("DB_PORT", &port),
+        ("DB_USER", "u"),
+        ("DB_PASS", "secret"),
+        ("DB_NAME", "postgres"),
+        ("DB_CONNECT_TIMEOUT", "1"),
+        ("HOST", "127.0.0.1"),
+    ];
+    let rows: [(&[(&str, &str)], &str); 3] = [
+        (&[], "no encryption (28000); tried "),
+        (&[("DATABASE_URL", &url)], "no encryption (28000); tried "),
+        (&[("DB_SSL", "true")], "no trusted authority has signed the server's certificate: DB_SSL_CA"),
+    ];
+    for (more, cause) in rows {
+        for command in [&[][..], &["check"]] {
+            let (code, stdout, stderr) = Process::start(command, &[&parts, more].concat()).ended();
+            let said = stdout + &stderr;
+            let line = said.lines().last().unwrap_or_default();
+            assert!(code != 0 && line.contains(cause) && line.contains("DB_SSL_CA"), "{more:?}: {said}");
+            assert_eq!(line.contains("DB_SSL=true"), cause.contains("28000"), "{line}");
+            assert!(!said.contains("names another database") && !said.contains("secret"), "{said}");
+        }
+    }
+    let tls = [("DB_SSL", "true"), ("DB_SSL_CA", ca.as_str())];
+    let mut process = Process::start(&[], &[&parts, &tls[..]].concat());
+    assert_eq!(process.client().get("/users").status, 200);
+}
+
+/// A password whose hash has more iterations than the client library goes through ends the start at once.
+#[test]
+fn a_password_of_too_many_iterations() {
+    let cluster = Cluster::new();
+    let server = cluster.start(None, "");
+    let hash = |iterations: u32| {
+        let [salt, key] = [16, 32].map(|length| Base64::encode_string(&vec![7; length]));
+        format!("alter role u password 'SCRAM-SHA-256${iterations}:{salt}${key}:{key}'")
+    };
+    let url = format!("postgres://u:secret@localhost:{}/postgres", server.port);
+    let mut sql = sql(&cluster, server.port);
+    for (iterations, cause, remedy) in [
+        (100_001, "SCRAM iteration count", "scram_iterations of the server may be 100000 at most"),
+        (4096, "password authentication failed", "names another database"),
+    ] {
+        sql.batch_execute(&hash(iterations)).unwrap();
+        let mut process = Process::at(&url, &[("DB_CONNECT_TIMEOUT", "600")]);
+        assert_eq!(process.wait(LONG), 1);
+        let line = process.stderr().lines().last().unwrap_or_default().to_owned();
+        assert!(line.contains(cause) && line.contains(remedy) && !line.contains("secret"), "{line}");
+    }
 }
 
 /// A session on its Unix socket.

@@ -58,6 +58,10 @@ mod verified {
     const OTHER_VERSION: &str = "the server's certificate is not of X.509 version 3: sign it anew with \
         `openssl x509 -req -extfile FILE ...`, where FILE holds the line subjectAltName = DNS:NAME-OF-THE-SERVER";
 
+    /// The certificate has another authority than those of the settings or of the system.
+    const OTHER_AUTHORITY: &str = "no trusted authority has signed the server's certificate: DB_SSL_CA, or sslrootcert in \
+        DATABASE_URL, names the file of its authority";
+
     /// Connector of every connection, whether it speaks TLS or not. Cloning is cheap.
     pub type Connector = tokio_postgres_rustls::MakeRustlsConnect;
 
@@ -129,6 +133,9 @@ mod verified {
                 // refuses it after it has looked at the dates.
                 Err(Error::InvalidCertificate(CertificateError::Other(_)))
                     if self.trusted.contains(certificate) => {}
+                Err(Error::InvalidCertificate(CertificateError::UnknownIssuer)) => {
+                    return Err(Error::General(OTHER_AUTHORITY.to_owned()));
+                }
                 result => result?,
             }
             if self.verify == Verify::ChainAndName {

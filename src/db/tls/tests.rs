@@ -105,7 +105,7 @@ fn server_certificates() {
         localhost | sslmode=verify-full sslrootcert=$/ca.crt | tls
         localhost | sslmode=verify-full sslrootcert=$/both.crt | tls
         localhost | hostaddr=127.0.0.1 sslmode=verify-full sslrootcert=$/ca.crt | tls
-        localhost | sslmode=verify-full sslrootcert=$/good.crt | REFUSED UnknownIssuer
+        localhost | sslmode=verify-full sslrootcert=$/good.crt | TLS! unexpected error: no trusted authority…
 
         x.example | hostaddr=127.0.0.1 sslmode=require | tls
         x.example | hostaddr=127.0.0.1 sslmode=verify-ca sslrootcert=$/ca.crt | tls
@@ -113,12 +113,12 @@ fn server_certificates() {
         un_der    | hostaddr=127.0.0.1 sslmode=require | tls
         no~name   | hostaddr=127.0.0.1 sslmode=verify-full sslrootcert=$/ca.crt | TLS! invalid dns name
 
-        127.0.0.1 | sslmode=prefer sslrootcert=$/other-ca.crt | REFUSED UnknownIssuer
-        127.0.0.1 | sslmode=require sslrootcert=$/other-ca.crt | REFUSED UnknownIssuer
-        127.0.0.1 | sslmode=verify-ca sslrootcert=$/other-ca.crt | REFUSED UnknownIssuer
-        localhost | sslmode=verify-full sslrootcert=$/other-ca.crt | REFUSED UnknownIssuer
-        localhost | sslmode=verify-full | REFUSED UnknownIssuer
-        localhost | sslrootcert=system | REFUSED UnknownIssuer
+        127.0.0.1 | sslmode=prefer sslrootcert=$/other-ca.crt | TLS! unexpected error: no trusted authority…
+        127.0.0.1 | sslmode=require sslrootcert=$/other-ca.crt | TLS! unexpected error: no trusted authority…
+        127.0.0.1 | sslmode=verify-ca sslrootcert=$/other-ca.crt | TLS! unexpected error: no trusted authority…
+        localhost | sslmode=verify-full sslrootcert=$/other-ca.crt | TLS! unexpected error: no trusted authority…
+        localhost | sslmode=verify-full | TLS! unexpected error: no trusted authority…
+        localhost | sslrootcert=system | TLS! unexpected error: no trusted authority…
 
         127.0.0.1 | sslmode=require channel_binding=require | tls
         127.0.0.1 | sslmode=require channel_binding=disable | tls
@@ -181,8 +181,8 @@ fn server_certificates() {
         localhost | sslmode=verify-full sslrootcert=$/self-signed.crt | tls
         x.example | hostaddr=127.0.0.1 sslmode=verify-ca sslrootcert=$/self-signed.crt | tls
         x.example | hostaddr=127.0.0.1 sslmode=verify-full sslrootcert=$/self-signed.crt | REFUSED certificate not valid for name "x.example"; certificate is only valid for DnsName("localhost")
-        localhost | sslmode=verify-ca sslrootcert=$/ca.crt | REFUSED…
-        localhost | sslmode=verify-full | REFUSED…
+        localhost | sslmode=verify-ca sslrootcert=$/ca.crt | TLS!…
+        localhost | sslmode=verify-full | TLS!…
     "#,
     );
 }
@@ -254,7 +254,7 @@ fn single_settings() {
     let cluster = Cluster::new();
     let server = cluster.start(Some(pki.server("good")), "");
     let (ca, other, socket) = (pki.path("ca.crt"), pki.path("other-ca.crt"), cluster.socket_directory());
-    let untrusted = "error performing TLS handshake: invalid peer certificate: UnknownIssuer";
+    let untrusted = "error performing TLS handshake: unexpected error: no trusted authority has signed the server's certificate: DB_SSL_CA, or sslrootcert in DATABASE_URL, names the file of its authority";
     for (host, password, db_ssl_ca, expected) in [
         ("localhost", "secret", Some(&ca), "tls"),
         ("127.0.0.1", "secret", Some(&ca), "tls"),
