@@ -4,6 +4,7 @@ use crate::support::tls_servers::{Cluster, Pki};
 use crate::support::{LONG, Process, eventually};
 use base64ct::{Base64, Encoding};
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 
 /// The service serves over TLS, or says in one line what is wrong with the server's certificate. The password of the
 /// settings goes before `PGPASSWORD`.
@@ -137,6 +138,23 @@ fn a_server_that_takes_tls_alone() {
     let tls = [("DB_SSL", "true"), ("DB_SSL_CA", ca.as_str())];
     let mut process = Process::start(&[], &[&parts, &tls[..]].concat());
     assert_eq!(process.client().get("/users").status, 200);
+}
+
+/// A key that libpq would not read is a warning.
+#[test]
+fn a_key_that_others_may_read() {
+    let (pki, cluster) = (Pki::new(), Cluster::new());
+    let server = cluster.start(Some(pki.server("good")), "");
+    let (crt, key) = pki.server("client");
+    let (files, port) = (format!("sslcert={}&sslkey={}", crt.display(), key.display()), server.port);
+    let url = format!("postgres://u:secret@localhost:{port}/postgres?sslmode=require&{files}");
+    for (mode, is_open) in [(0o644, true), (0o660, true), (0o604, true), (0o600, false), (0o400, false)] {
+        fs::set_permissions(&key, fs::Permissions::from_mode(mode)).unwrap();
+        let mut process = Process::at(&url, &[]);
+        assert_eq!(process.client().get("/users").status, 200);
+        let line = format!("[WARN] {} can be read by others: chmod 600", key.display());
+        assert_eq!(process.stderr().contains(&line), is_open, "{mode:o}: {}", process.stderr());
+    }
 }
 
 /// A password whose hash has more iterations than the client library goes through ends the start at once.

@@ -52,11 +52,16 @@ mod verified {
     use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject};
     use rustls::server::ParsedCertificate;
     use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore};
+    use std::os::unix::fs::MetadataExt;
     use std::{fmt::Display, fs, path::Path, sync::Arc};
 
     /// The signature of a handshake is verified with the key of a certificate, and rustls reads version 3 alone.
     const OTHER_VERSION: &str = "the server's certificate is not of X.509 version 3: sign it anew with \
         `openssl x509 -req -extfile FILE ...`, where FILE holds the line subjectAltName = DNS:NAME-OF-THE-SERVER";
+
+    /// The certificate of the settings is of a version that rustls does not read.
+    const OTHER_VERSION_OF_CLIENT: &str = "is no certificate of X.509 version 3: sign it anew with \
+        `openssl x509 -req -extfile FILE ...`, where FILE holds the line extendedKeyUsage = clientAuth";
 
     /// The certificate has another authority than those of the settings or of the system.
     const OTHER_AUTHORITY: &str = "no trusted authority has signed the server's certificate: DB_SSL_CA, or sslrootcert in \
@@ -92,8 +97,14 @@ mod verified {
             Some((certificate, key)) => {
                 let private = PrivateKeyDer::from_pem_slice(&read(key)?)
                     .map_err(|_| unusable(key, "holds no unencrypted PEM private key"))?;
+                if is_open(key) {
+                    log::warn!("{}", unusable(key, "can be read by others: chmod 600"));
+                }
                 let built = builder.with_client_auth_cert(certificates(certificate)?, private);
-                built.map_err(|error| unusable(key, error))?
+                built.map_err(|error| match error {
+                    Error::InvalidCertificate(_) => unusable(certificate, OTHER_VERSION_OF_CLIENT),
+                    error => unusable(key, error),
+                })?
             }
             None => builder.with_no_client_auth(),
         };
@@ -172,12 +183,21 @@ mod verified {
         let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(path)?).collect();
         match found {
             Ok(certificates) if !certificates.is_empty() => Ok(certificates),
-            _ => Err(unusable(path, "holds no PEM certificate")),
+            _ => {
+                Err(unusable(path, "holds no PEM certificate, as `openssl x509 -in FILE -out NEW` writes it"))
+            }
         }
     }
 
+    /// Reads a file of PEM, which may begin with a byte order mark.
     fn read(path: &Path) -> Result<Vec<u8>, String> {
-        fs::read(path).map_err(|error| unusable(path, format!("cannot be read: {error}")))
+        let bytes = fs::read(path).map_err(|error| unusable(path, format!("cannot be read: {error}")))?;
+        Ok(bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes).to_vec())
+    }
+
+    /// Returns whether libpq would refuse a key, because more than its owner, or the group of a file of root's, may read it.
+    fn is_open(key: &Path) -> bool {
+        fs::metadata(key).is_ok_and(|file| file.mode() & if file.uid() == 0 { 0o037 } else { 0o077 } != 0)
     }
 
     fn unusable(path: &Path, why: impl Display) -> String {

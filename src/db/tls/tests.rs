@@ -1,5 +1,6 @@
 //! TLS against real servers: a private PostgreSQL for each certificate, each on a free port.
 
+use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -132,7 +133,7 @@ fn server_certificates() {
         SOCKET | sslmode=require sslrootcert=$/ca.crt | plain
 
         127.0.0.1 | sslmode=require sslrootcert=$/none.crt | connector: $/none.crt cannot be read: No such file or directory (os error 2)
-        127.0.0.1 | sslmode=require sslrootcert=$/ca.key | connector: $/ca.key holds no PEM certificate
+        127.0.0.1 | sslmode=require sslrootcert=$/ca.key | connector: $/ca.key holds no PEM certificate…
     "#,
     );
     with(
@@ -238,6 +239,37 @@ fn client_certificates() {
         localhost | sslmode=require sslcert=$/client.crt sslkey=$/ca.key | connector: $/ca.key …
         localhost | sslmode=require sslcert=$/client.crt sslkey=$/ca.crt | connector: $/ca.crt holds no unencrypted PEM private key
     ");
+    // Files as other programs write them.
+    for name in ["client.crt", "client.key", "ca.crt"] {
+        let text = fs::read_to_string(pki.path(name)).unwrap();
+        fs::write(pki.path(&format!("bom-{name}")), format!("\u{feff}{text}")).unwrap();
+    }
+    pki.openssl("x509 -trustout -in ca.crt -out trusted.crt");
+    pki.openssl("x509 -outform der -in ca.crt -out der.crt");
+    let old = fs::read_to_string(pki.path("ca.crt")).unwrap().replace("CERTIFICATE", "X509 CERTIFICATE");
+    fs::write(pki.path("x509.crt"), old).unwrap();
+    for name in ["trusted", "der", "x509"] {
+        pki.openssl(&format!("x509 -in {name}.crt -out {name}-new.crt"));
+    }
+    pki.openssl("req -new -nodes -newkey rsa:2048 -keyout v1.key -out v1.req -subj /CN=u");
+    let sign = "x509 -req -in v1.req -CA ca.crt -CAkey ca.key -CAcreateserial -days 30 -out";
+    fs::write(pki.path("extensions"), "extendedKeyUsage = clientAuth\n").unwrap();
+    pki.openssl(&format!("{sign} v1.crt"));
+    pki.openssl(&format!("{sign} v3.crt -extfile extensions"));
+    let version =
+        "is no certificate of X.509 version 3: sign it anew with `openssl x509 -req -extfile FILE ...`…";
+    let format = "holds no PEM certificate, as `openssl x509 -in FILE -out NEW` writes it";
+    table(server.port, &pki, &format!("
+        localhost | sslmode=verify-full sslrootcert=$/bom-ca.crt sslcert=$/bom-client.crt sslkey=$/bom-client.key | tls
+        localhost | sslmode=require sslcert=$/v1.crt sslkey=$/v1.key | connector: $/v1.crt {version}
+        localhost | sslmode=require sslcert=$/v3.crt sslkey=$/v1.key | tls
+        localhost | sslmode=verify-full sslrootcert=$/trusted.crt | connector: $/trusted.crt {format}
+        localhost | sslmode=verify-full sslrootcert=$/x509.crt | connector: $/x509.crt {format}
+        localhost | sslmode=verify-full sslrootcert=$/der.crt | connector: $/der.crt {format}
+        localhost | sslmode=verify-full sslrootcert=$/trusted-new.crt sslcert=$/v3.crt sslkey=$/v1.key | tls
+        localhost | sslmode=verify-full sslrootcert=$/x509-new.crt sslcert=$/v3.crt sslkey=$/v1.key | tls
+        localhost | sslmode=verify-full sslrootcert=$/der-new.crt sslcert=$/v3.crt sslkey=$/v1.key | tls
+    "));
     // The server may have closed before its alert is read, so only that it fails is certain.
     let line = parse_and_connect(&format!(
         "host=localhost port={} user=u sslmode=require sslcert={1}/other-client.crt \
