@@ -96,6 +96,9 @@ struct Documents;
 #[doc(hidden)]
 pub mod app;
 mod budget;
+#[cfg(feature = "command")]
+#[doc(hidden)]
+pub mod check;
 pub mod config;
 mod db;
 #[doc(hidden)]
@@ -108,7 +111,11 @@ pub mod fuzzing {
 }
 #[doc(hidden)]
 pub mod http;
+#[doc(hidden)]
+pub mod input;
 mod metrics;
+#[doc(hidden)]
+pub mod operations;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod private_postgres;
@@ -125,9 +132,6 @@ pub mod users;
 pub use app::App;
 pub use config::{AllowedOrigins, Config, ConfigError, Database, Limits, PasswordHashing, Schema, Secret};
 pub use config::{TrustedProxies, Ui, Validation};
-#[cfg(feature = "command")]
-#[doc(hidden)]
-pub use db::check;
 #[doc(hidden)]
 pub use db::{Create, Delete, Update};
 pub use error::StartError;

@@ -6,14 +6,9 @@
 //! database.
 
 mod access;
-mod commands;
-mod fields;
 mod pages;
-mod routes;
-mod throttle;
-pub(crate) mod validation;
+pub(crate) mod routes;
 
-pub(crate) use commands::{Command, Lane, Needs, Outcome, retry_pause};
 pub(crate) use routes::{is_answered_at_once, label};
 
 use crate::budget::Budget;
@@ -22,7 +17,9 @@ use crate::db::blocking::outside_of_runtimes;
 use crate::db::{Pool, connect::Servers, migrate::Migrations, probe::Prober, users::Users};
 use crate::error::{Error, StartError};
 use crate::http::{Cors, Request, RequestId, Response};
+use crate::input::validation::BodySchemas;
 use crate::metrics::Metrics;
+use crate::operations::{Command, Lane, retry_pause, throttle::Throttle};
 use crate::users::password::{Hasher, PasswordHash};
 use access::Access;
 use parking_lot::Mutex;
@@ -32,8 +29,6 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 use strum::VariantNames;
-use throttle::Throttle;
-use validation::BodySchemas;
 
 /// A request that was judged.
 pub(crate) struct Judged {
@@ -52,25 +47,25 @@ pub(crate) enum Next {
 
 /// The service without a server: a function from a request to a response. Shared by reference between threads.
 pub struct App {
-    users: Users,
-    schemas: BodySchemas,
+    pub(crate) users: Users,
+    pub(crate) schemas: BodySchemas,
     pub(crate) access: Access,
     pub(crate) throttle: Arc<Throttle>,
-    max_per_page: u32,
+    pub(crate) max_per_page: u32,
     /// The page for the browser is served.
     pub(crate) ui: bool,
-    prober: Prober,
+    pub(crate) prober: Prober,
     /// The answer of `/openapi.json`, made when it is first asked for.
-    description: OnceLock<Response>,
+    pub(crate) description: OnceLock<Response>,
     /// `/readyz` reports the service as unready.
-    stopping: AtomicBool,
+    pub(crate) stopping: AtomicBool,
     pub(crate) metrics: Arc<Metrics>,
-    hasher: Hasher,
-    request_timeout: Duration,
+    pub(crate) hasher: Hasher,
+    pub(crate) request_timeout: Duration,
     /// The memory that is held for clients.
     pub(crate) budget: Budget,
     /// Bodies that may become many times as large when they are parsed take turns.
-    parsing: Mutex<()>,
+    pub(crate) parsing: Mutex<()>,
 }
 
 impl App {
@@ -182,7 +177,11 @@ impl App {
 
     /// Runs `work`, which checks this hash, and may make a new one after that. Blocks for the memory of the larger one, up
     /// to `request_timeout`, then [`Error::Unavailable`]; and for the work.
-    fn with_hash<T>(&self, hash: Option<&PasswordHash>, work: impl FnOnce(&Hasher) -> T) -> Result<T, Error> {
+    pub(crate) fn with_hash<T>(
+        &self,
+        hash: Option<&PasswordHash>,
+        work: impl FnOnce(&Hasher) -> T,
+    ) -> Result<T, Error> {
         let bytes = self.hasher.memory(hash).max(self.hasher.memory(None));
         match self.budget.reserve(bytes, self.deadline()) {
             Some(_held) => Ok(work(&self.hasher)),

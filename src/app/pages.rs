@@ -3,10 +3,11 @@
 //!
 //! Never blocks, as the frontend asks for the health on its only thread.
 
-use super::{App, validation};
+use super::App;
 use crate::config::Schema;
 use crate::db::probe::Readiness;
 use crate::http::Response;
+use crate::input::validation;
 use crate::metrics::Text;
 use base64ct::{Base64, Encoding};
 use serde::Serialize;

@@ -47,7 +47,7 @@ const OPEN_SCHEMAS: &str = "\
 
 /// Obstacles that keep the role from making tables, with the statement that ends each. If a schema of the search_path has a
 /// history that the role may not read, that comes first: it may be userd's, and other tables would be without its users.
-pub(super) const BLOCKED: &str = "\
+pub const BLOCKED: &str = "\
     select case when pg_is_in_recovery() then 'it is a standby: DATABASE_URL has to name the primary' else \
         format('it takes no changes: `begin read write; alter role %I in database %I \
             set default_transaction_read_only = off; commit`', session_user, current_database()) end \
@@ -93,7 +93,7 @@ const ADDED: &str = "\
     from ours join pg_rewrite on ev_class = ours.oid";
 
 /// Tables of which the role does not see all rows. $1: names of tables.
-pub(super) const ROW_SECURITY: &str = "\
+pub const ROW_SECURITY: &str = "\
     select format('row-level security hides rows of %s from the role, and totals are those of all rows: `%s`', name, \
         case when pg_has_role(relowner, 'USAGE') \
             then format('alter table %I.%I no force row level security', current_schema(), name) \
@@ -106,7 +106,7 @@ const TABLES: [&str; 5] =
 
 /// Adds the findings that a start warns of, up to a question that the catalog does not answer. `are_ours`: the tables, if there are some, are userd's. Rows, columns and
 /// rules of other programs' tables are not looked at.
-pub(super) fn hazards(
+pub fn hazards(
     servers: &Servers,
     client: &mut Client,
     are_ours: bool,
@@ -128,7 +128,7 @@ pub(super) fn hazards(
 }
 
 /// Adds a finding for each line.
-pub(super) fn add(
+pub fn add(
     findings: &mut Vec<Finding>,
     weight: Weight,
     subject: &'static str,

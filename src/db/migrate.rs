@@ -247,7 +247,7 @@ impl Migrations {
 /// Checks that migrations could have transactions, and two sessions at once, which some poolers do not give. The error is
 /// one line.
 #[cfg(feature = "command")]
-pub(super) fn refuse_one_session(servers: &Servers, client: &mut Client) -> Result<(), String> {
+pub fn refuse_one_session(servers: &Servers, client: &mut Client) -> Result<(), String> {
     let _lock = begin(client)?;
     second_session(servers).map(drop)
 }

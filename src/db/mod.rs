@@ -5,13 +5,11 @@
 pub(crate) mod blocking;
 #[cfg(feature = "command")]
 pub mod bulk;
-#[cfg(feature = "command")]
-pub mod check;
 pub mod connect;
 #[cfg(any(test, feature = "command"))]
 pub mod counts;
 #[cfg_attr(not(feature = "command"), expect(dead_code, reason = "only a check tells weights"))]
-mod findings;
+pub mod findings;
 pub mod migrate;
 mod pool;
 pub mod probe;
@@ -23,6 +21,7 @@ pub mod tls;
 pub mod users;
 
 pub use pool::Pool;
+pub use session::lines;
 pub use sqlstate::explain;
 pub(crate) use sqlstate::is_of_value;
 #[cfg(feature = "command")]

@@ -75,10 +75,6 @@ impl Session {
 }
 
 /// Returns the rows of a statement, each of which is a line.
-pub(super) fn lines(
-    client: &mut Client,
-    sql: &str,
-    params: &[Param],
-) -> Result<Vec<String>, postgres::Error> {
+pub fn lines(client: &mut Client, sql: &str, params: &[Param]) -> Result<Vec<String>, postgres::Error> {
     Ok(client.query_typed(sql, params)?.iter().map(|row| row.get(0)).collect())
 }

@@ -1,8 +1,8 @@
 //! The requests of a service that is thrown away: the journal of those that came, and the choice of those that fail.
 
 use super::Control;
-use crate::app::validation::object;
 use crate::http::{Method, Request};
+use crate::input::validation::object;
 use crate::server::Fault;
 use percent_encoding::percent_decode_str;
 use serde_json::{Map, Value, json};

@@ -10,7 +10,7 @@ use crate::users::{
     timestamp,
     user::{NewUser, UserChanges, parse_id},
 };
-use crate::{app::validation::BodySchemas, db::bulk::StagedUser, error::Error};
+use crate::{db::bulk::StagedUser, error::Error, input::validation::BodySchemas};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 

@@ -9,8 +9,8 @@
 //!   statement of its change has ended;
 //! - a command that met a lock is retried alone after a pause, and retries take half of the sessions for writes.
 
-use crate::app::{Lane, Needs, retry_pause};
 use crate::config::PeerKey;
+use crate::operations::{Lane, Needs, retry_pause};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::mem;
 use std::time::{Duration, Instant};

@@ -26,8 +26,9 @@ mod tests;
 
 use super::LAST_WORK;
 use super::lanes::{Batch, Capacity, Lanes, Queued};
-use crate::app::{App, Command, Needs, Outcome};
+use crate::app::App;
 use crate::error::{Error, Reason};
+use crate::operations::{Command, Needs, Outcome};
 use crate::{config::counted_as, frontend::Slots};
 pub use faults::{Fault, Faults};
 use parking_lot::{Condvar, Mutex, MutexGuard};

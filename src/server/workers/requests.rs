@@ -2,11 +2,12 @@
 //! logged; and the figures of those in between.
 
 use super::{Dispatch, Workers, faults::fail};
-use crate::app::{self, Command, Judged, Needs, Next};
+use crate::app::{self, Judged, Next};
 use crate::error::{Error, Reason};
 use crate::frontend::{Claimed, ClientName};
 use crate::http::{RequestId, Response};
 use crate::metrics::Source;
+use crate::operations::{Command, Needs};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 use std::{fmt, mem, sync::Arc};

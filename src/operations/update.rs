@@ -3,8 +3,9 @@
 //! A missing user is answered 404 even if the body is invalid. So the user is looked up before a body is refused or a
 //! password is hashed; in all other cases the statement of the change finds out.
 
-use super::{Command, Outcome, find::Find, one};
-use crate::app::{App, Lane, Needs, fields, validation::BodySchema};
+use super::{Command, Lane, Needs, Outcome, find::Find, one};
+use crate::app::App;
+use crate::input::{self, validation::BodySchema};
 use crate::users::user::{User, UserChanges};
 use crate::{db::Update, error::Error, http::Request};
 
@@ -15,9 +16,9 @@ impl Update {
         id: Option<i64>,
         patch: Option<&BodySchema>,
     ) -> Result<Command, Error> {
-        let condition = fields::condition(request)?;
+        let condition = input::condition(request)?;
         let id = id.ok_or(Error::NotFound)?;
-        let body = fields::body(request, patch.is_some()).and_then(|body| match patch {
+        let body = input::body(request, patch.is_some()).and_then(|body| match patch {
             Some(schema) => schema.check(body),
             None => Ok(body),
         });

@@ -4,12 +4,13 @@
 //! thread that hashes looks the key up and hashes first.
 
 use super::{Item, Outcome, change};
-use crate::app::fields::{self, etag};
-use crate::app::{App, Lane, Needs};
+use super::{Lane, Needs};
+use crate::app::App;
 use crate::config::counted_as;
 use crate::db::{Create, Created};
 use crate::error::Error;
 use crate::http::{Request, Response};
+use crate::input::{self, etag};
 use crate::users::idempotency::Fingerprint;
 use crate::users::password::Match;
 use crate::users::user::{NewUser, User};
@@ -17,8 +18,8 @@ use std::collections::HashSet;
 
 impl Create {
     pub(super) fn parse(request: &Request, app: &App) -> Result<Create, Error> {
-        let key = fields::idempotency_key(request)?;
-        let user = NewUser::from_body(app.schemas.create.check(fields::body(request, false)?)?)?;
+        let key = input::idempotency_key(request)?;
+        let user = NewUser::from_body(app.schemas.create.check(input::body(request, false)?)?)?;
         let key = key.map(|key| (key, Fingerprint::of(&user)));
         Ok(Create { user, key, hash: None, peer: request.peer })
     }

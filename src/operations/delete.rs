@@ -1,13 +1,12 @@
 //! `DELETE /users/{id}`: removes a user, in the states that the request allows.
 
-use super::Outcome;
-use crate::app::{Lane, Needs, fields};
+use super::{Lane, Needs, Outcome};
 use crate::http::{Request, Response};
-use crate::{db::Delete, error::Error};
+use crate::{db::Delete, error::Error, input};
 
 impl Delete {
     pub(super) fn parse(request: &Request, id: Option<i64>) -> Result<Delete, Error> {
-        let condition = fields::condition(request)?;
+        let condition = input::condition(request)?;
         Ok(Delete { id: id.ok_or(Error::NotFound)?, condition })
     }
 

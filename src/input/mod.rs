@@ -5,6 +5,7 @@ mod body;
 mod conditions;
 mod key;
 mod query;
+pub mod validation;
 
 pub use body::body;
 pub use conditions::{condition, etag};

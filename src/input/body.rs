@@ -1,6 +1,6 @@
 //! The body: its media type, its coding, and the JSON object in it.
 
-use crate::app::validation::object;
+use super::validation::object;
 use crate::error::{ACCEPT_PATCH, Error};
 use crate::http::Request;
 use crate::users::email;

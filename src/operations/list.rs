@@ -1,7 +1,7 @@
 //! `GET /users`: a page of all users, the users that follow an id, or the users that an address or ids name.
 
-use super::Item;
-use crate::app::{App, Lane, Needs};
+use super::{Item, Lane, Needs};
+use crate::app::App;
 use crate::error::Error;
 use crate::http::Response;
 use crate::users::pagination::{ListRequest, Listed, PageRequest, Selection};

@@ -1,14 +1,13 @@
 //! The commands `migrate`, `check`, `recount` and `grants` on a database: migrations without a service, a check that
 //! changes nothing, and the repairs of its findings. Not part of the library's interface.
 
-pub use super::counts::compare as compare_counts;
-pub use super::findings::{Finding, Weight};
+pub use crate::db::counts::compare as compare_counts;
+pub use crate::db::findings::{Finding, Weight};
 
-use super::connect::Servers;
-use super::findings::{BLOCKED, add, hazards};
-use super::migrate::{Migrations, connect_migrated, refuse_one_session};
-use super::session::lines;
-use super::{counts, explain};
+use crate::db::connect::Servers;
+use crate::db::findings::{BLOCKED, add, hazards};
+use crate::db::migrate::{Migrations, connect_migrated, refuse_one_session};
+use crate::db::{counts, explain, lines};
 use crate::{config::Config, error::StartError};
 use Weight::{Fine, Note, Problem};
 use postgres::types::Type;
@@ -54,7 +53,7 @@ const FACTS: &str = "\
         where not tgisinternal and tgenabled <> 'D'";
 
 /// Lines of [`FACTS`] after all migrations.
-const EXPECTED: &str = include_str!("expected.txt");
+const EXPECTED: &str = include_str!("check/expected.txt");
 
 /// The sequence that ids are drawn from, whatever its name is.
 const SEQUENCE: &str = "select pg_get_serial_sequence('users', 'id')";

@@ -7,14 +7,15 @@ mod create;
 mod delete;
 mod find;
 mod list;
+pub(crate) mod throttle;
 mod update;
 
-use super::fields::{self, etag};
-use super::routes::{self, Asked, Callers, Endpoint};
-use super::{App, Next};
+use crate::app::routes::{self, Asked, Callers, Endpoint};
+use crate::app::{App, Next};
 use crate::db::{Create, Delete, Update, is_of_value, users::Change};
 use crate::error::Error;
 use crate::http::{Cors, Request, RequestId, Response, log_line};
+use crate::input::{self, etag};
 use crate::users::user::User;
 use authenticate::Authenticate;
 use find::Find;
@@ -110,7 +111,7 @@ impl Command {
 impl App {
     /// Makes a request of this endpoint a command, or answers it with a page. Refuses it in the order of access, query,
     /// media type, JSON, schema, mass assignment.
-    pub(super) fn parse(
+    pub(crate) fn parse(
         &self,
         request: &Request,
         Asked { endpoint, callers, user }: Asked,
@@ -122,11 +123,11 @@ impl App {
             self.access.check(request, callers, cors, token)?;
             // A browser asks with the target of the request that it is about to send.
             if !matches!(endpoint, Endpoint::List | Endpoint::Page(_)) && !cors.is_preflight(request) {
-                fields::no_query(request)?;
+                input::no_query(request)?;
             }
         }
         Ok(Next::Execute(match endpoint {
-            Endpoint::List => Command::List(List(fields::list_request(request, self.max_per_page)?)),
+            Endpoint::List => Command::List(List(input::list_request(request, self.max_per_page)?)),
             Endpoint::Create => Command::Create(Create::parse(request, self)?),
             Endpoint::Find => Command::Find(Find::parse(request, user)?),
             Endpoint::Update => Update::parse(request, user, None)?,

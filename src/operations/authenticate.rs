@@ -2,12 +2,12 @@
 //!
 //! An address without a user takes the same steps as one with a user, and the same time.
 
-use super::Outcome;
-use crate::app::{App, Lane, Needs, fields};
+use super::{Lane, Needs, Outcome};
+use crate::app::App;
 use crate::config::{PeerKey, Secret, counted_as};
 use crate::http::{Request, Response};
 use crate::users::password::{Match, PasswordHash};
-use crate::{error::Error, users::user::User};
+use crate::{error::Error, input, users::user::User};
 use std::time::Instant;
 
 /// An address and a password.
@@ -22,7 +22,7 @@ pub(crate) struct Authenticate {
 
 impl Authenticate {
     pub fn parse(request: &Request, app: &App) -> Result<Authenticate, Error> {
-        let body = app.schemas.authenticate.check(fields::body(request, false)?)?;
+        let body = app.schemas.authenticate.check(input::body(request, false)?)?;
         let text = |key: &str| body.get(key).and_then(|value| value.as_str()).unwrap_or_default();
         let (email, password) = (text("email").to_owned(), text("password").into());
         let peer = request.peer.map(counted_as);

@@ -2,9 +2,9 @@
 
 use super::{Item, Outcome, one};
 use crate::app::App;
-use crate::app::fields::{self, etag};
 use crate::error::Error;
 use crate::http::{Request, Response};
+use crate::input::{self, etag};
 use crate::users::{revision::Condition, user::User};
 
 /// A user that is looked up.
@@ -17,7 +17,7 @@ pub(crate) struct Find {
 
 impl Find {
     pub fn parse(request: &Request, id: Option<i64>) -> Result<Find, Error> {
-        let condition = fields::condition(request)?;
+        let condition = input::condition(request)?;
         Ok(Find { id: id.ok_or(Error::NotFound)?, then: Ok(condition) })
     }
 
