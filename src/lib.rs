@@ -132,8 +132,6 @@ pub mod users;
 pub use app::App;
 pub use config::{AllowedOrigins, Config, ConfigError, Database, Limits, PasswordHashing, Schema, Secret};
 pub use config::{TrustedProxies, Ui, Validation};
-#[doc(hidden)]
-pub use db::{Create, Delete, Update};
 pub use error::StartError;
 pub use http::{Method, Request, Response};
 #[cfg(feature = "command")]

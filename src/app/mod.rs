@@ -1,33 +1,29 @@
 //! The service without a socket: a [`Request`] in, a [`Response`] out.
 //!
-//! `routes` is the table of routes, `commands` has one file for each operation. A request is judged once (route,
-//! access, validation); the result is an answer, or a `Command` that the caller queues and has executed in batches.
-//! Knows users and the database behind them; no socket and no queue. Opening an [`App`] starts a thread that probes the
-//! database.
+//! `routes` is the table of routes. A request is judged once (route, access, validation); the result is an answer, or a
+//! `Command` that the caller queues and has executed in batches. Knows the operations and the database behind them; no
+//! socket and no queue. Opening an [`App`] starts a thread that probes the database.
 
 mod access;
 mod pages;
-pub(crate) mod routes;
+mod routes;
 
 pub(crate) use routes::{is_answered_at_once, label};
 
-use crate::budget::Budget;
-use crate::config::{Config, Secret};
+use crate::config::Config;
 use crate::db::blocking::outside_of_runtimes;
-use crate::db::{Pool, connect::Servers, migrate::Migrations, probe::Prober, users::Users};
+use crate::db::{Pool, connect::Servers, migrate::Migrations, probe::Prober};
 use crate::error::{Error, StartError};
-use crate::http::{Cors, Request, RequestId, Response};
-use crate::input::validation::BodySchemas;
+use crate::http::{Cors, Request, RequestId, Response, log_line};
+use crate::input::no_query;
 use crate::metrics::Metrics;
-use crate::operations::{Command, Lane, retry_pause, throttle::Throttle};
-use crate::users::password::{Hasher, PasswordHash};
+use crate::operations::{Authenticate, Command, Create, Delete, Find, Lane, List, Operations, Update};
 use access::Access;
+use log::Level;
 use parking_lot::Mutex;
-use routes::Found;
+use routes::{Asked, Callers, Endpoint, Found};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::thread;
-use std::time::{Duration, Instant};
 use strum::VariantNames;
 
 /// A request that was judged.
@@ -47,25 +43,18 @@ pub(crate) enum Next {
 
 /// The service without a server: a function from a request to a response. Shared by reference between threads.
 pub struct App {
-    pub(crate) users: Users,
-    pub(crate) schemas: BodySchemas,
+    pub(crate) operations: Operations,
     pub(crate) access: Access,
-    pub(crate) throttle: Arc<Throttle>,
-    pub(crate) max_per_page: u32,
     /// The page for the browser is served.
     pub(crate) ui: bool,
-    pub(crate) prober: Prober,
+    prober: Prober,
     /// The answer of `/openapi.json`, made when it is first asked for.
-    pub(crate) description: OnceLock<Response>,
+    description: OnceLock<Response>,
     /// `/readyz` reports the service as unready.
-    pub(crate) stopping: AtomicBool,
+    stopping: AtomicBool,
     pub(crate) metrics: Arc<Metrics>,
-    pub(crate) hasher: Hasher,
-    pub(crate) request_timeout: Duration,
-    /// The memory that is held for clients.
-    pub(crate) budget: Budget,
     /// Bodies that may become many times as large when they are parsed take turns.
-    pub(crate) parsing: Mutex<()>,
+    parsing: Mutex<()>,
 }
 
 impl App {
@@ -87,21 +76,14 @@ impl App {
             log::info!("connecting to {}", servers.target);
             migrations.bring_up(&servers, config.migrate, false)?;
             let prober = Prober::start(servers.clone(), migrations).map_err(StartError::System)?;
-            let users = Users::new(Pool::new(servers, config), config.production);
             Ok(App {
-                users,
-                schemas: BodySchemas::new(config.schema, config.validation),
+                operations: Operations::new(Pool::new(servers, config), config),
                 access: Access::new(config),
-                throttle: Throttle::new(config.auth_attempts),
-                max_per_page: config.max_per_page,
                 ui: config.serves_ui(is_local),
                 prober,
                 description: OnceLock::new(),
                 stopping: AtomicBool::default(),
                 metrics: Arc::new(Metrics::new(Lane::VARIANTS)),
-                hasher: Hasher::new(config.password_hashing),
-                request_timeout: config.limits.request_timeout,
-                budget: Budget::new(config.limits.memory_budget),
                 parsing: Mutex::default(),
             })
         })
@@ -122,7 +104,7 @@ impl App {
     /// Answers a judged request, executing its command on this thread.
     pub(crate) fn answer(&self, next: Next) -> Response {
         match next {
-            Next::Execute(command) => outside_of_runtimes(|| self.execute_alone(command))
+            Next::Execute(command) => outside_of_runtimes(|| self.operations.execute_alone(command))
                 .unwrap_or_else(|error| error.into_response(None)),
             Next::Answer(answer) => answer,
         }
@@ -142,7 +124,7 @@ impl App {
             asked = routes::find(request.method, &meant, self.ui).asked;
         }
         let token = self.access.token(request);
-        let next = asked.and_then(|asked| self.parse(request, asked, cors, token, id));
+        let next = asked.and_then(|asked| self.command(request, asked, cors, token, id));
         let next = next.unwrap_or_else(|error| Next::Answer(error.into_response(id)));
         Judged { label, token: token.map_or("", Into::into), next }
     }
@@ -152,57 +134,137 @@ impl App {
         self.stopping.store(true, Ordering::Relaxed);
     }
 
-    /// Returns the deadline of a request that has just been read.
-    pub(crate) fn deadline(&self) -> Instant {
-        Instant::now() + self.request_timeout
-    }
-
-    /// Returns the users, for what HTTP does not offer.
+    /// Returns the operations, for what HTTP does not offer.
     #[doc(hidden)]
-    pub fn users(&self) -> &Users {
-        &self.users
+    pub fn operations(&self) -> &Operations {
+        &self.operations
     }
 
-    /// Returns how many passwords are hashed at once: one for every two cores, which leaves the others to reads, if the
-    /// budget has memory for so many.
-    pub(crate) fn hashers(&self) -> usize {
-        let cores = thread::available_parallelism().map_or(1, usize::from);
-        (cores / 2).min(self.budget.limit() / self.hasher.memory(None)).max(1)
-    }
-
-    /// Hashes a password, if there is one; see [`App::with_hash`].
-    pub(crate) fn hash(&self, password: Option<&Secret>) -> Result<Option<PasswordHash>, Error> {
-        password.map(|password| self.with_hash(None, |hasher| hasher.hash(password))?).transpose()
-    }
-
-    /// Runs `work`, which checks this hash, and may make a new one after that. Blocks for the memory of the larger one, up
-    /// to `request_timeout`, then [`Error::Unavailable`]; and for the work.
-    pub(crate) fn with_hash<T>(
+    /// Makes a request of this endpoint a command, or answers it with a page. Refuses it in the order of access, query,
+    /// media type, JSON, schema, mass assignment.
+    fn command(
         &self,
-        hash: Option<&PasswordHash>,
-        work: impl FnOnce(&Hasher) -> T,
-    ) -> Result<T, Error> {
-        let bytes = self.hasher.memory(hash).max(self.hasher.memory(None));
-        match self.budget.reserve(bytes, self.deadline()) {
-            Some(_held) => Ok(work(&self.hasher)),
-            None => Err(Error::Unavailable("no memory became free for hashing a password".into())),
-        }
-    }
-
-    /// Executes one command to its end. If it meets another session's lock, it is executed again until its time is up.
-    fn execute_alone(&self, mut command: Command) -> Result<Response, Error> {
-        let deadline = self.deadline();
-        let mut retries = 0;
-        loop {
-            match self.execute(vec![(&mut command, deadline)]).remove(0) {
-                Ok(Some(response)) => return Ok(response),
-                Ok(None) => {}
-                Err(Error::Contended) if Instant::now() + retry_pause(retries) < deadline => {
-                    thread::sleep(retry_pause(retries));
-                    retries += 1;
-                }
-                Err(error) => return Err(error),
+        request: &Request,
+        Asked { endpoint, callers, user }: Asked,
+        cors: &Cors,
+        token: Option<Callers>,
+        id: Option<&RequestId>,
+    ) -> Result<Next, Error> {
+        if callers != Callers::Any {
+            self.access.check(request, callers, cors, token)?;
+            // A browser asks with the target of the request that it is about to send.
+            if !matches!(endpoint, Endpoint::List | Endpoint::Page(_)) && !cors.is_preflight(request) {
+                no_query(request)?;
             }
         }
+        let operations = &self.operations;
+        Ok(Next::Execute(match endpoint {
+            Endpoint::List => Command::List(List::parse(request, operations.max_per_page)?),
+            Endpoint::Create => Command::Create(Create::parse(request, &operations.schemas.create)?),
+            Endpoint::Find => Command::Find(Find::parse(request, user)?),
+            Endpoint::Update => Update::parse(request, user, None)?,
+            Endpoint::Patch => Update::parse(request, user, Some(&operations.schemas.patch))?,
+            Endpoint::Delete => Command::Delete(Delete::parse(request, user)?),
+            Endpoint::Authenticate => Command::Authenticate(Authenticate::parse(request, operations)?),
+            Endpoint::Page(page) => return Ok(Next::Answer(page(self))),
+            Endpoint::Options(routes) => {
+                if let Some(origin) = request.header("origin").filter(|_| !cors.is_allowed()) {
+                    // The browser sends no other request of a page of this origin.
+                    let origin: String = origin.chars().take(100).collect();
+                    let line = format_args!("ALLOWED_ORIGINS does not name the origin {origin:?}");
+                    log_line(Level::Info, id, line);
+                }
+                return Ok(Next::Answer(cors.permit(request, routes::options(routes))));
+            }
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ScratchDatabase;
+    use serde_json::json;
+
+    /// Judges requests: the command of each, or the status of its answer.
+    fn judge(requests: impl IntoIterator<Item = Request>) -> Vec<Result<Command, u16>> {
+        let database = ScratchDatabase::create().expect("PostgreSQL is installed");
+        let app = App::open(&database.config()).unwrap();
+        let judged = requests.into_iter().map(|request| match app.judge(&request, &Cors::Off, None).next {
+            Next::Execute(command) => Ok(command),
+            Next::Answer(answer) => Err(answer.status),
+        });
+        judged.collect()
+    }
+
+    #[test]
+    fn lanes() {
+        let new = |password| json!({"name": "A", "email": "a@b.co", "password": password}).to_string();
+        let rows = [
+            ("GET", "/users/1", String::new(), Ok(Lane::Find)),
+            ("HEAD", "/users/1", String::new(), Ok(Lane::Find)),
+            ("GET", "/users?page=2", String::new(), Ok(Lane::List)),
+            ("GET", "/users?after=2", String::new(), Ok(Lane::List)),
+            ("GET", "/users?id=2&id=3", String::new(), Ok(Lane::List)),
+            ("GET", "/users?email=a@b.co", String::new(), Ok(Lane::Find)),
+            ("POST", "/users", r#"{"name":"A","email":"a@b.co"}"#.to_owned(), Ok(Lane::Create)),
+            ("POST", "/users", new("long enough"), Ok(Lane::Hash)),
+            ("POST", "/users", new("long enough").replace("password", "passw\\u006frd"), Ok(Lane::Hash)),
+            ("PUT", "/users/1", r#"{"name":"forgot her \"password\""}"#.to_owned(), Ok(Lane::Change)),
+            ("PUT", "/users/1", r#"{"password":null}"#.to_owned(), Ok(Lane::Single)),
+            ("PUT", "/users/1", r#"{"password":"long enough"}"#.to_owned(), Ok(Lane::Hash)),
+            // The user is looked up before a body is refused.
+            ("PUT", "/users/1", r#"{"name":1}"#.to_owned(), Ok(Lane::Find)),
+            ("PUT", "/users/1", "{".to_owned(), Ok(Lane::Find)),
+            ("DELETE", "/users/1", String::new(), Ok(Lane::Change)),
+            ("PATCH", "/users/1", r#"{"name":"A"}"#.to_owned(), Ok(Lane::Change)),
+            ("PATCH", "/users/1", r#"{"password":null}"#.to_owned(), Ok(Lane::Single)),
+            ("PATCH", "/users/1", r#"{"password":"long enough"}"#.to_owned(), Ok(Lane::Hash)),
+            // A PUT may set this address.
+            ("PATCH", "/users/1", r#"{"email":"none"}"#.to_owned(), Ok(Lane::Find)),
+            ("PATCH", "/users/0", "{".to_owned(), Err(404)),
+            (
+                "POST",
+                "/users/authenticate",
+                r#"{"email":"a@b.co","password":"x"}"#.to_owned(),
+                Ok(Lane::Hash),
+            ),
+            ("OPTIONS", "/users", String::new(), Err(204)),
+            ("GET", "/users/x", String::new(), Err(404)),
+            ("PUT", "/users/0", "{".to_owned(), Err(404)),
+            ("DELETE", "/users", String::new(), Err(405)),
+            ("GET", "/users?page=0", String::new(), Err(400)),
+            // A query is judged before the database is asked, and after the path.
+            ("GET", "/users?perpage=1", String::new(), Err(400)),
+            ("PUT", "/users/1?page=1", "{".to_owned(), Err(400)),
+            ("POST", "/users?page=1", "{".to_owned(), Err(400)),
+            ("GET", "/users/x?page=1", String::new(), Err(400)),
+            ("GET", "/x?page=1", String::new(), Err(404)),
+            ("OPTIONS", "/users?page=1", String::new(), Err(400)),
+            ("POST", "/users", "{".to_owned(), Err(400)),
+            ("POST", "/users", r#"{"name":"A"}"#.to_owned(), Err(400)),
+            ("POST", "/users", r#"{"name":"A","email":"a@b.co","id":"1"}"#.to_owned(), Err(422)),
+        ];
+        let judged =
+            judge(rows.iter().map(|(method, target, body, _)| Request::new(*method, *target, &**body)));
+        for ((method, target, body, expected), found) in rows.into_iter().zip(judged) {
+            assert_eq!(found.map(|command| command.needs().lane), expected, "{method} {target} {body}");
+        }
+    }
+
+    #[test]
+    fn lanes_of_creates_with_a_key() {
+        let ada = json!({"name": "A", "email": "a@b.co"});
+        let with_password = json!({"name": "A", "email": "a@b.co", "password": "long enough"});
+        let keyed = |body, key| Request::post("/users", body).with("Idempotency-Key", key);
+        let judged = judge([keyed(&ada, "k"), keyed(&with_password, "k"), keyed(&ada, "")]);
+        let lanes = judged.into_iter().map(|found| found.map(|command| command.needs().lane));
+        assert_eq!(lanes.collect::<Vec<_>>(), [Ok(Lane::Create), Ok(Lane::Hash), Err(400)]);
+    }
+
+    #[test]
+    fn uploads_are_not_json() {
+        let request = Request::post("/users", &json!({})).with("Content-Type", "Multipart/form-data; x");
+        assert_eq!(judge([request]).remove(0).unwrap_err(), 415);
     }
 }

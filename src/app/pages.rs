@@ -51,9 +51,9 @@ pub fn figures(app: &App) -> Response {
     let ready = u8::from(unready(app, reason).is_none());
     text.gauge("userd_ready", "Whether /readyz says that the service is ready.", ready);
     text.gauge("userd_database_read_only", "Whether the database takes no changes.", u8::from(read_only));
-    text.gauge("userd_memory_held_bytes", "Memory that is held for clients.", app.budget.held());
-    text.gauge("userd_memory_budget_bytes", "The most memory that may be.", app.budget.limit());
-    app.users.pool.write_figures(&mut text, app.metrics.lock_retries.load(Ordering::Relaxed));
+    text.gauge("userd_memory_held_bytes", "Memory that is held for clients.", app.operations.budget.held());
+    text.gauge("userd_memory_budget_bytes", "The most memory that may be.", app.operations.budget.limit());
+    app.operations.pool.write_figures(&mut text, app.metrics.lock_retries.load(Ordering::Relaxed));
     Response { status: 200, body: text.written.into(), ..Response::no_content() }
         .with("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
         .with("Cache-Control", "no-store")
@@ -70,8 +70,9 @@ pub fn index(app: &App) -> Response {
 
 /// Answers `/openapi.json`: the description of the service.
 pub fn description(app: &App) -> Response {
+    let operations = &app.operations;
     let needs_token = app.access.tokens.is_some();
-    let document = || document(app.schemas.variant, app.max_per_page, needs_token);
+    let document = || document(operations.schemas.variant, operations.max_per_page, needs_token);
     app.description.get_or_init(|| Response::json(200, &document())).clone()
 }
 
@@ -119,8 +120,9 @@ static POLICY: LazyLock<String> = LazyLock::new(|| {
 
 /// Answers `/ui`: the page, with the settings that it has to know.
 pub fn ui(app: &App) -> Response {
-    let schema = validation::file("create-user.basic.json", app.schemas.variant).unwrap_or_default();
-    let settings = json!({"maxPerPage": app.max_per_page, "required": schema["required"]});
+    let operations = &app.operations;
+    let schema = validation::file("create-user.basic.json", operations.schemas.variant).unwrap_or_default();
+    let settings = json!({"maxPerPage": operations.max_per_page, "required": schema["required"]});
     let page = PAGE.replacen("data-settings='{}'", &format!("data-settings='{settings}'"), 1);
     Response { status: 200, body: page.into(), ..Response::no_content() }
         .with("Content-Type", "text/html; charset=utf-8")

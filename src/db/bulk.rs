@@ -1,7 +1,7 @@
 //! Statements that read or write many users at once: one snapshot for an export; for an import a temporary table of
 //! staged users, a look for addresses and ids that are taken, and one insert.
 
-use super::users::user;
+use super::rows::user;
 use crate::users::{password::PasswordHash, user::User};
 use postgres::types::{ToSql, Type};
 use postgres::{Client, Error, IsolationLevel, Row, Statement, Transaction};

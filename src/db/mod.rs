@@ -1,6 +1,6 @@
-//! PostgreSQL: sessions and their pool, every statement, migrations, connection strings, TLS.
+//! PostgreSQL: sessions and their pool, migrations, the statements of bulk transfers, connection strings, TLS.
 //!
-//! The only module that knows SQL and SQLSTATEs. Knows nothing of HTTP.
+//! The only module that knows SQLSTATEs. Knows no operation and nothing of HTTP.
 
 pub(crate) mod blocking;
 #[cfg(feature = "command")]
@@ -13,17 +13,15 @@ pub mod findings;
 pub mod migrate;
 mod pool;
 pub mod probe;
-mod session;
+pub mod rows;
+pub mod session;
 pub mod settings;
 mod sqlstate;
 pub mod target;
 pub mod tls;
-pub mod users;
 
 pub use pool::Pool;
-pub use session::lines;
 pub use sqlstate::explain;
-pub(crate) use sqlstate::is_of_value;
 #[cfg(feature = "command")]
 pub use sqlstate::taken;
-pub use users::{Create, Created, Delete, Update};
+pub(crate) use sqlstate::{is_of_rows, is_of_value, none_if_untranslatable};

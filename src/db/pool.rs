@@ -21,7 +21,7 @@ pub struct Pool {
     servers: Arc<Servers>,
     acquire_timeout: Duration,
     /// The longest time that a statement may take.
-    pub(super) statement_timeout: Duration,
+    pub statement_timeout: Duration,
     figures: Arc<Figures>,
 }
 
@@ -74,7 +74,7 @@ impl Pool {
     /// Blocks for a free connection up to the acquire time-out, then [`Error::Unavailable`]; and for an answer, as
     /// which the database sends [`Error::Unavailable`] after the statement time-out. [`Error::Contended`] if a lock was
     /// not granted within the lock time-out.
-    pub(super) fn execute(
+    pub fn execute(
         &self,
         sql: &'static str,
         params: &[Param],

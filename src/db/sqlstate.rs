@@ -92,7 +92,7 @@ impl From<postgres::Error> for StartError {
 /// Returns whether the rows of a statement may have caused its refusal, so that some of them may be accepted without the
 /// others: any error but those of the connection and of the server (SQLSTATE classes 08, 57, 58 and XX). Triggers raise
 /// errors of any class.
-pub(super) fn is_of_rows(error: &Error) -> bool {
+pub(crate) fn is_of_rows(error: &Error) -> bool {
     match error {
         Error::AlreadyExists => true,
         Error::Database { code, .. } => {
@@ -109,7 +109,7 @@ pub(crate) fn is_of_value(error: &Error) -> bool {
 
 /// Returns the outcome of a search by `text`: none if the encoding of the database has no such characters (SQLSTATE 22P05).
 /// Every encoding has those of ASCII, so that a row with other bytes was refused then.
-pub(super) fn none_if_untranslatable<T: Default>(text: &str, found: Result<T, Error>) -> Result<T, Error> {
+pub(crate) fn none_if_untranslatable<T: Default>(text: &str, found: Result<T, Error>) -> Result<T, Error> {
     match found {
         Err(Error::Database { code, .. }) if code == "22P05" && !text.is_ascii() => Ok(T::default()),
         found => found,

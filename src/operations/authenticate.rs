@@ -2,17 +2,20 @@
 //!
 //! An address without a user takes the same steps as one with a user, and the same time.
 
-use super::{Lane, Needs, Outcome};
-use crate::app::App;
+use super::{Lane, Needs, Operations, Outcome};
 use crate::config::{PeerKey, Secret, counted_as};
+use crate::db::{none_if_untranslatable, rows::credential, session::Param};
+use crate::error::Error;
 use crate::http::{Request, Response};
+use crate::input::body;
 use crate::users::password::{Match, PasswordHash};
-use crate::{error::Error, input, users::user::User};
+use crate::users::{relation::Relation, user::User};
+use postgres::types::Type;
 use std::time::Instant;
 
 /// An address and a password.
 #[derive(Debug)]
-pub(crate) struct Authenticate {
+pub struct Authenticate {
     email: String,
     password: Secret,
     peer: PeerKey,
@@ -21,34 +24,68 @@ pub(crate) struct Authenticate {
 }
 
 impl Authenticate {
-    pub fn parse(request: &Request, app: &App) -> Result<Authenticate, Error> {
-        let body = app.schemas.authenticate.check(input::body(request, false)?)?;
+    pub(crate) fn parse(request: &Request, operations: &Operations) -> Result<Authenticate, Error> {
+        let body = operations.schemas.authenticate.check(body(request, false)?)?;
         let text = |key: &str| body.get(key).and_then(|value| value.as_str()).unwrap_or_default();
         let (email, password) = (text("email").to_owned(), text("password").into());
         let peer = request.peer.map(counted_as);
-        app.throttle.check(&email, peer)?;
+        operations.throttle.check(&email, peer)?;
         Ok(Authenticate { email, password, peer, outdated: None })
     }
 
-    pub fn needs(&self) -> Needs {
+    pub(super) fn needs(&self) -> Needs {
         Needs::of(if self.outdated.is_some() { Lane::Single } else { Lane::Hash })
     }
+}
 
-    pub fn execute(&mut self, app: &App, deadline: Instant) -> Outcome {
+const FIND_WITH_CREDENTIAL: &str = r#"
+    select id, name, email, created_at, updated_at, version,
+        (select password_hash from credentials where user_id = id) as password_hash
+    from users where lower(email::text collate "C") = lower($1 collate "C")"#;
+
+/// Stores another hash of one password. The row of the user stays as it is, as its record does not change.
+const REPLACE_HASH: &str =
+    "update credentials set password_hash = $3 where user_id = $1 and password_hash::text = $2";
+
+impl Operations {
+    pub(super) fn find_by_email_with_credential(&self, email: &str) -> Result<Option<User>, Error> {
+        let rows = self.pool.execute(FIND_WITH_CREDENTIAL, &[(&email, Type::TEXT)], None);
+        let rows = none_if_untranslatable(email, rows)?;
+        let user = |row| {
+            Ok(User { credential: Relation::loaded("credential", credential(row)?), ..self.user(row)? })
+        };
+        rows.first().map(user).transpose()
+    }
+
+    fn replace_hash(
+        &self,
+        id: i64,
+        old: &PasswordHash,
+        new: &PasswordHash,
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        let params: [Param; 3] =
+            [(&id, Type::INT8), (&old.as_phc(), Type::TEXT), (&new.as_phc(), Type::TEXT)];
+        self.pool.execute(REPLACE_HASH, &params, Some(deadline)).map(drop)
+    }
+}
+
+impl Authenticate {
+    pub(super) fn execute(&mut self, operations: &Operations, deadline: Instant) -> Outcome {
         if let Some(outdated) = self.outdated.take() {
             let (user, old, new) = *outdated;
             // The login has succeeded, even if the new hash is not stored: the next one tries again.
-            match app.users.replace_hash(user.id, &old, &new, deadline) {
+            match operations.replace_hash(user.id, &old, &new, deadline) {
                 Ok(()) | Err(Error::Contended) => {}
                 Err(error) => error.log(None),
             }
             return Ok(Some(Response::json(200, &user)));
         }
-        let attempt = app.throttle.admit(&self.email, self.peer)?;
-        let user = app.users.find_by_email_with_credential(&self.email)?;
+        let attempt = operations.throttle.admit(&self.email, self.peer)?;
+        let user = operations.find_by_email_with_credential(&self.email)?;
         let credential = user.as_ref().map(|user| user.credential.get()).transpose()?.flatten();
         let hash = credential.map(|credential| credential.password_hash.clone());
-        let verdict = app.with_hash(hash.as_ref(), |hasher| {
+        let verdict = operations.with_hash(hash.as_ref(), |hasher| {
             let found = hasher.check(&self.password, hash.as_ref());
             let new = (found == Match::Outdated).then(|| hasher.hash(&self.password).ok());
             (found, new.flatten())

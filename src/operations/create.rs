@@ -3,23 +3,36 @@
 //! Without a password, one statement that several requests share looks at the keys and stores the users. With a password, a
 //! thread that hashes looks the key up and hashes first.
 
-use super::{Item, Outcome, change};
-use super::{Lane, Needs};
-use crate::app::App;
+use super::{Change, Item, Lane, Needs, Operations, Outcome};
 use crate::config::counted_as;
-use crate::db::{Create, Created};
+use crate::db::{Pool, session::Param};
 use crate::error::Error;
 use crate::http::{Request, Response};
-use crate::input::{self, etag};
-use crate::users::idempotency::Fingerprint;
-use crate::users::password::Match;
+use crate::input::{self, etag, validation::BodySchema};
+use crate::users::idempotency::{Fingerprint, Key};
+use crate::users::password::{Match, PasswordHash};
 use crate::users::user::{NewUser, User};
+use postgres::{Row, types::Type};
 use std::collections::HashSet;
+use std::{net::IpAddr, time::Instant};
+
+/// A user to be created.
+#[derive(Debug)]
+pub struct Create {
+    /// The fields of the body.
+    pub user: NewUser,
+    /// The idempotency key, and the fingerprint that tells a repeat from another create with the key.
+    pub key: Option<(Key, Fingerprint)>,
+    /// The hash of the password, once it is made.
+    pub hash: Option<PasswordHash>,
+    /// The client that asks, whose wrong passwords are counted.
+    pub peer: Option<IpAddr>,
+}
 
 impl Create {
-    pub(super) fn parse(request: &Request, app: &App) -> Result<Create, Error> {
+    pub(crate) fn parse(request: &Request, schema: &BodySchema) -> Result<Create, Error> {
         let key = input::idempotency_key(request)?;
-        let user = NewUser::from_body(app.schemas.create.check(input::body(request, false)?)?)?;
+        let user = NewUser::from_body(schema.check(input::body(request, false)?)?)?;
         let key = key.map(|key| (key, Fingerprint::of(&user)));
         Ok(Create { user, key, hash: None, peer: request.peer })
     }
@@ -31,9 +44,100 @@ impl Create {
             (Some(_), Some(_)) => Lane::Single,
         })
     }
+}
 
+const CREATE: &str = r#"
+    insert into users (name, email) values ($1, $2)
+    on conflict (lower(email::text collate "C")) do nothing
+    returning id, name, email, created_at, updated_at, version, null::bytea as fingerprint, bigint '1' as position"#;
+
+/// Inserts in the order of addresses, so that two statements wait for each other in one direction only; of equal
+/// addresses the first one is stored. `returning` sees nothing of `given`, and a trigger may change each value. But an
+/// insert reads, stores and returns one row before it reads the next one: so the setting that reading a row writes is
+/// the one that `returning` finds. Drawing ids first, to join by them, would need a right on the sequence that roles with
+/// the rights of `userd grants` lack.
+const CREATE_MANY: &str = r#"
+    with given as materialized (
+        select name, email, position
+        from unnest($1::text[], $2::text[]) with ordinality as asked (name, email, position)
+        order by lower(email collate "C"), position
+    )
+    insert into users (name, email)
+    select name, email from given where set_config('userd.position', position::text, true) <> ''
+    on conflict (lower(email::text collate "C")) do nothing
+    returning id, name, email, created_at, updated_at, version, null::bytea as fingerprint,
+        current_setting('userd.position')::bigint as position"#;
+
+/// Creates users, or finds answers that were kept of their keys. $1 and $2: names and addresses. $3: hashes of the
+/// passwords, or nulls. $4 and $5: digests of the keys, no two of which are equal, and of the bodies, or nulls. A user
+/// without a row has an address that is taken. For the position, see `CREATE_MANY`. Removes some keys that have expired,
+/// more than a batch stores, but no row that another session is removing.
+const CREATE_WITH_KEYS: &str = r#"
+    with given as materialized (
+        select * from unnest($1::text[], $2::text[], $3::text[], $4::bytea[], $5::bytea[])
+            with ordinality as given (name, email, password_hash, key, fingerprint, position)
+    ), found as materialized (
+        select keys.*, given.position, keys.kept_since > now() - interval '24 hours' as is_kept
+        from given, lateral (select * from idempotency_keys k where k.key = given.key limit 1) keys
+    ), old as materialized (
+        select key from idempotency_keys
+        where kept_since <= now() - interval '24 hours' order by kept_since limit 100 for update skip locked
+    ), expired as (
+        delete from idempotency_keys
+        where key = any (array(select key from found where not is_kept union select key from old)) returning key
+    ), new as materialized (
+        select name, email, position from given
+        where position <> all (array(select position from found where is_kept)) order by lower(email collate "C"), position
+    ), created as (
+        insert into users (name, email)
+        select name, email from new where set_config('userd.position', position::text, true) <> ''
+        on conflict (lower(email::text collate "C")) do nothing
+        returning id, name, email, created_at, updated_at, version,
+            current_setting('userd.position')::bigint as position
+    ), credential as (
+        insert into credentials (user_id, password_hash)
+        select c.id, g.password_hash from created c join given g on g.position = c.position
+        where g.password_hash is not null
+    ), keeping as (
+        insert into idempotency_keys
+            (key, fingerprint, password_hash, id, name, email, created_at, updated_at, version)
+        select key, fingerprint, password_hash, id, c.name, c.email, created_at, updated_at, version
+        from created c join given g on g.position = c.position
+        -- Before a row is written, the expired one that it replaces is gone.
+        where key is not null and (select count(*) from expired) >= bigint '0'
+    )
+    select id, name, email, created_at, updated_at, version, position,
+        null::bytea as fingerprint, null::text as password_hash
+    from created
+    union all
+    select id, name, email, created_at, updated_at, version, position, fingerprint, password_hash
+    from found where is_kept"#;
+
+const FIND_KEPT: &str = "
+    select id, name, email, created_at, updated_at, version, fingerprint, password_hash from idempotency_keys
+    where key = $1 and kept_since > now() - interval '24 hours'";
+
+/// The user that a create has stored, or that an earlier create with its key has.
+#[derive(Debug)]
+pub struct Created {
+    /// The user as it was stored.
+    pub user: User,
+    /// The fingerprint of the earlier create, if that has stored the user: the bodies are still to be compared.
+    pub earlier: Option<Fingerprint>,
+    /// The hash of the password of the earlier create.
+    pub password_hash: Option<PasswordHash>,
+}
+
+impl Created {
+    fn answer(&self) -> Response {
+        let location = format!("/users/{}", self.user.id);
+        Response::json(201, &self.user).with("Location", location).with("ETag", etag(self.user.revision()))
+    }
+}
+
+impl Create {
     /// Executes creates with one statement for those with a key, and with one for the others.
-    pub(super) fn execute(app: &App, mut creates: Vec<Item<Create>>) {
+    pub(super) fn execute(operations: &Operations, mut creates: Vec<Item<Create>>) {
         let mut keys = HashSet::new();
         // The first create of a key is stored; the others find it kept when they are retried.
         creates.retain_mut(|Item { command, outcome, .. }| {
@@ -44,50 +148,120 @@ impl Create {
         let (keyed, others): (Vec<_>, Vec<_>) =
             creates.into_iter().partition(|item| item.command.key.is_some());
         for creates in [keyed, others] {
-            change(app, creates, |create, created| create.settle(app, &created));
+            operations.change(creates);
         }
     }
 
     /// Looks the key up, if there is one, and hashes the password.
-    pub(super) fn hash(&mut self, app: &App) -> Outcome {
+    pub(super) fn hash(&mut self, operations: &Operations) -> Outcome {
         if let Some((key, _)) = &self.key
-            && let Some(kept) = app.users.find_kept(key)?
+            && let Some(kept) = operations.find_kept(key)?
         {
-            return self.repeat(app, &kept);
+            return self.repeat(operations, &kept);
         }
-        self.hash = app.hash(self.user.password.as_ref())?;
+        self.hash = operations.hash(self.user.password.as_ref())?;
         Ok(None)
     }
 
-    fn settle(&mut self, app: &App, created: &Created) -> Outcome {
+    /// Executes the create alone. Returns the user that it or an earlier create with its key has stored.
+    pub(crate) fn store(&self, operations: &Operations, deadline: Instant) -> Result<Created, Error> {
+        match Create::batch(&operations.pool, &[self], deadline) {
+            Err(Error::AlreadyExists) => self.stored(operations, None),
+            rows => self.stored(operations, rows?.first()),
+        }
+    }
+
+    /// Returns the user of the create's row. Without a row, the address or the key is taken: an earlier create with this
+    /// key may have been answered.
+    fn stored(&self, operations: &Operations, row: Option<&Row>) -> Result<Created, Error> {
+        if let Some(row) = row {
+            return operations.created(row);
+        }
+        let kept = self.key.as_ref().map_or(Ok(None), |(key, _)| operations.find_kept(key))?;
+        kept.ok_or(Error::AlreadyExists)
+    }
+
+    fn answer(&mut self, operations: &Operations, created: &Created) -> Outcome {
         if created.earlier.is_none() {
-            Ok(Some(answer(&created.user)))
+            Ok(Some(created.answer()))
         } else if self.hash.take().is_some() {
             // A thread that hashes compares the password.
             Ok(None)
         } else {
-            self.repeat(app, created)
+            self.repeat(operations, created)
         }
     }
 
     /// Answers as the earlier create with its key was answered, if it has the same body.
-    fn repeat(&self, app: &App, kept: &Created) -> Outcome {
+    fn repeat(&self, operations: &Operations, kept: &Created) -> Outcome {
         if self.key.map(|(_, own)| own) != kept.earlier {
             return Err(Error::KeyReused);
         }
         // The answer tells whether the password is right, as a login's does.
         if let (hash @ Some(_), Some(password)) = (kept.password_hash.as_ref(), &self.user.password) {
-            let attempt = app.throttle.admit(&self.user.email, self.peer.map(counted_as))?;
-            if app.with_hash(hash, |hasher| hasher.check(password, hash))? == Match::None {
+            let attempt = operations.throttle.admit(&self.user.email, self.peer.map(counted_as))?;
+            if operations.with_hash(hash, |hasher| hasher.check(password, hash))? == Match::None {
                 attempt.wrong();
                 return Err(Error::KeyReused);
             }
         }
-        Ok(Some(answer(&kept.user).with("Idempotency-Replayed", "true")))
+        Ok(Some(kept.answer().with("Idempotency-Replayed", "true")))
     }
 }
 
-fn answer(user: &User) -> Response {
-    let location = format!("/users/{}", user.id);
-    Response::json(201, user).with("Location", location).with("ETag", etag(user.revision()))
+impl Operations {
+    /// Finds the answer that was kept of a key within the last 24 hours. One round trip. [`Error::Gone`] if its user was
+    /// deleted since.
+    fn find_kept(&self, key: &Key) -> Result<Option<Created>, Error> {
+        let rows = self.pool.execute(FIND_KEPT, &[(&key.0.as_slice(), Type::BYTEA)], None)?;
+        rows.first().map(|row| self.created(row)).transpose()
+    }
+
+    /// Reads the outcome of a create.
+    fn created(&self, row: &Row) -> Result<Created, Error> {
+        let (mut earlier, mut password_hash) = (None, None);
+        if let Some(digest) = row.try_get::<_, Option<&[u8]>>("fingerprint")? {
+            // A delete of the user has emptied the fingerprint.
+            earlier = Some(Fingerprint(digest.try_into().map_err(|_| Error::Gone)?));
+            password_hash = row.try_get::<_, Option<String>>("password_hash")?.map(PasswordHash::from_phc);
+        }
+        Ok(Created { user: self.user(row)?, earlier, password_hash })
+    }
+}
+
+impl Change for Create {
+    fn batch(pool: &Pool, given: &[&Self], deadline: Instant) -> Result<Vec<Row>, Error> {
+        if let [Create { user: NewUser { name, email, .. }, key: None, hash: None, .. }] = given {
+            return pool.execute(CREATE, &[(name, Type::TEXT), (email, Type::TEXT)], Some(deadline));
+        }
+        let (names, emails): (Vec<_>, Vec<_>) =
+            given.iter().map(|create| (&create.user.name, &create.user.email)).unzip();
+        let hashes: Vec<_> =
+            given.iter().map(|create| create.hash.as_ref().map(PasswordHash::as_phc)).collect();
+        let keyed = given.iter().map(|create| create.key.as_ref());
+        let (keys, fingerprints): (Vec<_>, Vec<_>) =
+            keyed.map(|key| key.map(|(key, body)| (&key.0[..], &body.0[..])).unzip()).unzip();
+        let params: [Param; 5] = [
+            (&names, Type::TEXT_ARRAY),
+            (&emails, Type::TEXT_ARRAY),
+            (&hashes, Type::TEXT_ARRAY),
+            (&keys, Type::BYTEA_ARRAY),
+            (&fingerprints, Type::BYTEA_ARRAY),
+        ];
+        if given.iter().all(|create| create.hash.is_none() && create.key.is_none()) {
+            pool.execute(CREATE_MANY, &params[..2], Some(deadline))
+        } else {
+            pool.execute(CREATE_WITH_KEYS, &params, Some(deadline))
+        }
+    }
+
+    fn settle(&mut self, operations: &Operations, row: Option<&Row>) -> Outcome {
+        let created = self.stored(operations, row)?;
+        self.answer(operations, &created)
+    }
+
+    fn alone(&mut self, operations: &Operations, deadline: Instant) -> Outcome {
+        let created = self.store(operations, deadline)?;
+        self.answer(operations, &created)
+    }
 }

@@ -1,12 +1,26 @@
 //! `DELETE /users/{id}`: removes a user, in the states that the request allows.
 
-use super::{Lane, Needs, Outcome};
+use super::{Change, Lane, Needs, Operations, Outcome, changed, tag, tags};
+use crate::db::{Pool, session::Param};
+use crate::error::Error;
 use crate::http::{Request, Response};
-use crate::{db::Delete, error::Error, input};
+use crate::input::condition;
+use crate::users::revision::Condition;
+use postgres::{Row, types::Type};
+use std::time::Instant;
+
+/// A user to be removed.
+#[derive(Debug)]
+pub struct Delete {
+    /// The user.
+    pub id: i64,
+    /// The states in which the user may be removed; in a batch, [simple](Condition::is_simple).
+    pub condition: Condition,
+}
 
 impl Delete {
-    pub(super) fn parse(request: &Request, id: Option<i64>) -> Result<Delete, Error> {
-        let condition = input::condition(request)?;
+    pub(crate) fn parse(request: &Request, id: Option<i64>) -> Result<Delete, Error> {
+        let condition = condition(request)?;
         Ok(Delete { id: id.ok_or(Error::NotFound)?, condition })
     }
 
@@ -14,8 +28,68 @@ impl Delete {
         let lane = if self.condition.is_simple() { Lane::Change } else { Lane::Single };
         Needs::row(lane, self.id)
     }
+}
 
-    pub(super) fn answer(&mut self, (): ()) -> Outcome {
+const DELETE: &str = "
+    delete from users where id = $1 and ($2::boolean or version = $3::bigint and updated_at = $4::timestamptz) returning id";
+
+/// Deletes the rows of a batch, as `UPDATE_MANY` updates them.
+const DELETE_MANY: &str = "
+    with given as materialized (
+        select * from unnest($1::bigint[], $2::boolean[], $3::bigint[], $4::timestamptz[])
+            with ordinality as given (asked, if_any, if_version, if_updated, position)
+    ), target as materialized (
+        select u.id from given, lateral (
+            select id from users
+            where id = asked and (if_any or version = if_version and updated_at = if_updated)
+            limit 1 for update skip locked) u
+    ), deleted as (
+        delete from users where id = any (array(select id from target)) returning id
+    )
+    select position,
+        case when d.id is not null then 'done' when s.id is null then 'missing'
+            when (if_any or s.version = if_version and s.updated_at = if_updated) is not true
+                then 'precondition failed'
+            when asked = any (array(select id from target)) then 'missing'  -- a trigger has kept it
+            else 'locked' end as outcome
+    from given left join deleted d on d.id = asked
+        left join lateral (select * from users where id = asked limit 1) s on true";
+
+impl Change for Delete {
+    fn batch(pool: &Pool, given: &[&Self], deadline: Instant) -> Result<Vec<Row>, Error> {
+        let ids: Vec<i64> = given.iter().map(|delete| delete.id).collect();
+        let (any, versions, times) = tags(given.iter().map(|delete| &delete.condition));
+        let params: [Param; 4] = [
+            (&ids, Type::INT8_ARRAY),
+            (&any, Type::BOOL_ARRAY),
+            (&versions, Type::INT8_ARRAY),
+            (&times, Type::TIMESTAMPTZ_ARRAY),
+        ];
+        pool.execute(DELETE_MANY, &params, Some(deadline))
+    }
+
+    fn settle(&mut self, _: &Operations, row: Option<&Row>) -> Outcome {
+        changed(row)?;
         Ok(Some(Response::no_content()))
+    }
+
+    fn alone(&mut self, operations: &Operations, deadline: Instant) -> Outcome {
+        let Delete { id, condition } = self;
+        let before = if condition.is_simple() { None } else { Some(operations.allowed(*id, condition)?) };
+        let (is_any, version, updated_at) = tag(condition, before.as_ref());
+        let params: [Param; 4] = [
+            (id, Type::INT8),
+            (&is_any, Type::BOOL),
+            (&version, Type::INT8),
+            (&updated_at, Type::TIMESTAMPTZ),
+        ];
+        if !operations.pool.execute(DELETE, &params, Some(deadline))?.is_empty() {
+            return Ok(Some(Response::no_content()));
+        }
+        if !condition.is_empty() {
+            operations.allowed(*id, condition)?;
+        }
+        // The user has moved from one allowed state to another, or a trigger has kept the user.
+        Err(if before.is_some() { Error::Contended } else { Error::NotFound })
     }
 }

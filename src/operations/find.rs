@@ -1,35 +1,70 @@
 //! `GET /users/{id}`: finds a user; 304 if the client has it already.
 
-use super::{Item, Outcome, one};
-use crate::app::App;
+use super::{Item, Operations, Outcome, one};
+use crate::db::{Pool, blocking::outside_of_runtimes, rows::credential};
 use crate::error::Error;
 use crate::http::{Request, Response};
-use crate::input::{self, etag};
-use crate::users::{revision::Condition, user::User};
+use crate::input::{condition, etag};
+use crate::users::relation::Loader;
+use crate::users::revision::Condition;
+use crate::users::user::{Credential, User};
+use postgres::types::Type;
+use std::sync::Arc;
 
 /// A user that is looked up.
 #[derive(Debug)]
-pub(crate) struct Find {
+pub struct Find {
     id: i64,
     /// The condition of a read; or the refusal of a PUT or a PATCH, which is answered only if the user exists.
     then: Result<Condition, Error>,
 }
 
 impl Find {
-    pub fn parse(request: &Request, id: Option<i64>) -> Result<Find, Error> {
-        let condition = input::condition(request)?;
+    pub(crate) fn parse(request: &Request, id: Option<i64>) -> Result<Find, Error> {
+        let condition = condition(request)?;
         Ok(Find { id: id.ok_or(Error::NotFound)?, then: Ok(condition) })
     }
 
     /// Looks up the user of a change whose body is refused.
-    pub fn refuse(id: i64, refusal: Error) -> Find {
+    pub(super) fn refuse(id: i64, refusal: Error) -> Find {
         Find { id, then: Err(refusal) }
     }
+}
 
+const FIND: &str =
+    "select id, name, email, created_at, updated_at, version from users where id = any ($1::bigint[])";
+
+const FIND_CREDENTIAL: &str = "select password_hash from credentials where user_id = $1";
+
+impl Operations {
+    /// Finds the users with these ids, in any order. One round trip, or none without ids.
+    pub fn find_many(&self, ids: &[i64]) -> Result<Vec<User>, Error> {
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        let rows = self.pool.execute(FIND, &[(&ids, Type::INT8_ARRAY)], None)?;
+        rows.iter().map(|row| self.user(row)).collect()
+    }
+}
+
+/// Returns what loads the credential of a user on access. A user may outlive its service and be dropped anywhere, so it
+/// keeps no pool.
+pub(super) fn loader(pool: &Arc<Pool>) -> Loader<Credential> {
+    let weak = Arc::downgrade(pool);
+    Arc::new(move |owner| {
+        outside_of_runtimes(|| {
+            let pool = weak.upgrade().ok_or_else(|| Error::Unavailable("the service has stopped".into()))?;
+            let rows = pool.execute(FIND_CREDENTIAL, &[(&owner, Type::INT8)], None)?;
+            rows.first().map_or(Ok(None), credential)
+        })
+    })
+}
+
+impl Find {
     /// Executes finds with one statement.
-    pub fn execute(app: &App, finds: Vec<Item<Find>>) {
+    pub(super) fn execute(operations: &Operations, finds: Vec<Item<Find>>) {
         let ids: Vec<i64> = finds.iter().map(|find| find.command.id).collect();
-        let users = app.users.find_many(&ids);
+        let users = operations.find_many(&ids);
         for Item { command, outcome, .. } in finds {
             *outcome = users.as_ref().map_err(Error::clone).and_then(|users| {
                 let found = users.iter().find(|user| user.id == command.id);
@@ -47,5 +82,125 @@ impl Find {
         } else {
             Err(Error::PreconditionFailed)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::operations::{Create, Update};
+    use crate::users::password::{Hasher, Match};
+    use crate::users::user::{NewUser, UserChanges};
+    use crate::{App, Config, ScratchDatabase, config::PasswordHashing};
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    const PASSWORD: &str = "correct horse";
+
+    /// Longer than anything takes on a busy machine.
+    const LONG: Duration = Duration::from_secs(20);
+
+    fn create(name: &str, email: &str) -> Create {
+        let user = NewUser { name: name.to_owned(), email: email.to_owned(), password: None };
+        Create { user, key: None, hash: None, peer: None }
+    }
+
+    /// A service with Ada, who has a password, and Bob, who has none.
+    fn ada_and_bob(production: bool) -> (ScratchDatabase, App) {
+        let database = ScratchDatabase::create().unwrap();
+        let app = App::open(&Config { production, db_pool_size: 2, ..database.config() }).unwrap();
+        let hash = Hasher::new(PasswordHashing::Owasp).hash(&PASSWORD.into()).unwrap();
+        let (ada, bob) = (create("Ada", "ada@example.com"), create("Bob", "bob@example.com"));
+        let deadline = Instant::now() + LONG;
+        for create in [Create { hash: Some(hash), ..ada }, bob] {
+            create.store(app.operations(), deadline).unwrap();
+        }
+        (database, app)
+    }
+
+    fn sql(database: &ScratchDatabase) -> postgres::Client {
+        postgres::Client::connect(database.url(), postgres::NoTls).unwrap()
+    }
+
+    #[test]
+    fn outside_production_a_lazy_load_is_a_violation() {
+        let (_database, app) = ada_and_bob(false);
+        let users = app.operations();
+        let mut unloaded =
+            vec![users.find_many(&[1]).unwrap().remove(0), users.find_many(&[2]).unwrap().remove(0)];
+        unloaded.append(&mut users.find_by_email(&["ada@example.com"]).unwrap()[0].users);
+        let deadline = Instant::now() + LONG;
+        let eve = create("Eve", "eve@example.com");
+        unloaded.push(eve.store(users, deadline).unwrap().user);
+        let changes = UserChanges { name: Some("Robert".to_owned()), ..UserChanges::default() };
+        let renamed =
+            Update { id: 2, changes, condition: Condition::default(), hash: None, is_single: false };
+        unloaded.push(renamed.apply(users, deadline).unwrap());
+        assert_eq!(unloaded.len(), 5);
+        for user in unloaded {
+            assert!(!user.credential.is_loaded());
+            for _ in 0..2 {
+                let violation = user.credential.get().unwrap_err();
+                assert!(matches!(violation, Error::LazyLoadingViolation("credential")), "{violation:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn in_production_a_lazy_load_is_a_query() {
+        let (database, app) = ada_and_bob(true);
+        let users = app.operations();
+        let (ada, bob) = (users.find_many(&[1]).unwrap().remove(0), users.find_many(&[2]).unwrap().remove(0));
+        assert!(!ada.credential.is_loaded() && !bob.credential.is_loaded());
+        let credential = ada.credential.get().unwrap().expect("Ada has a password");
+        let hasher = Hasher::new(PasswordHashing::Owasp);
+        let check = |password: &str| hasher.check(&password.into(), Some(&credential.password_hash));
+        assert!(check(PASSWORD) != Match::None && check("battery staple") == Match::None);
+        assert!(bob.credential.get().unwrap().is_none());
+        // Once loaded, it is kept; what is not loaded yet asks the database, and has its errors.
+        let another = users.find_many(&[1]).unwrap().remove(0);
+        sql(&database).batch_execute("drop table credentials").unwrap();
+        assert!(ada.credential.get().unwrap().is_some() && bob.credential.get().unwrap().is_none());
+        assert!(matches!(another.credential.get(), Err(Error::Database { .. })));
+    }
+
+    #[test]
+    fn an_eager_load_is_never_a_violation() {
+        for production in [true, false] {
+            let (_database, app) = ada_and_bob(production);
+            for (email, has_password) in [("ADA@example.com", true), ("bob@example.com", false)] {
+                let user = app.operations().find_by_email_with_credential(email).unwrap().unwrap();
+                assert!(user.credential.is_loaded());
+                assert_eq!(user.credential.get().unwrap().is_some(), has_password, "{email}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_user_may_outlive_its_service_and_be_dropped_in_an_async_task() {
+        let (database, app) = ada_and_bob(true);
+        let (ada, bob) = (
+            app.operations().find_many(&[1]).unwrap().remove(0),
+            app.operations().find_many(&[2]).unwrap().remove(0),
+        );
+        let mut sql = sql(&database);
+        let mut sessions = || -> i64 {
+            let count = "select count(*) from pg_stat_activity \
+                where datname = current_database() and application_name = 'userd'";
+            sql.query_one(count, &[]).unwrap().get(0)
+        };
+        assert!(sessions() > 0);
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async { assert!(ada.credential.get().unwrap().is_some()) });
+        drop(app);
+        let deadline = Instant::now() + LONG;
+        while sessions() > 0 {
+            assert!(Instant::now() < deadline, "a user keeps {} sessions", sessions());
+            thread::sleep(Duration::from_millis(5));
+        }
+        runtime.block_on(async {
+            assert!(matches!(bob.credential.get(), Err(Error::Unavailable(_))));
+            drop((ada, bob));
+        });
     }
 }

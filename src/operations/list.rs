@@ -1,18 +1,175 @@
 //! `GET /users`: a page of all users, the users that follow an id, or the users that an address or ids name.
 
-use super::{Item, Lane, Needs};
-use crate::app::App;
+use super::{Item, Lane, Needs, Operations};
+use crate::db::{none_if_untranslatable, session::Param};
 use crate::error::Error;
-use crate::http::Response;
+use crate::http::{Request, Response};
+use crate::input::list_request;
 use crate::users::pagination::{ListRequest, Listed, PageRequest, Selection};
 use crate::users::user::User;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use postgres::types::Type;
 use serde::Serialize;
 use std::{collections::HashMap, vec};
 
 /// A list of users.
 #[derive(Debug)]
-pub(crate) struct List(pub ListRequest);
+pub struct List(ListRequest);
+
+impl List {
+    pub(crate) fn parse(request: &Request, max_per_page: u32) -> Result<List, Error> {
+        Ok(List(list_request(request, max_per_page)?))
+    }
+
+    pub(super) fn needs(&self) -> Needs {
+        match &self.0 {
+            ListRequest::Paged { email: Some(_), .. } => Needs::of(Lane::Find),
+            ListRequest::Paged { page: PageRequest { per_page, .. }, .. }
+            | ListRequest::Unpaged { per_page, .. } => {
+                Needs { users: *per_page as usize, ..Needs::of(Lane::List) }
+            }
+        }
+    }
+}
+
+/// $1: the positions of the pages' first rows, from 0. $2: the most rows. $3: true if positions count from the last user. The
+/// first row of a page is looked up from the nearer end of its block. An empty page is one row of nulls with
+/// the total. See `V2__user_counts.sql`.
+const PAGES: &str = "
+    with blocks as materialized (
+        select block, sum(n)::int as n, sum(sum(n)::int) over (order by block rows unbounded preceding) as upto
+        from user_counts group by block
+    )
+    select u.id, name, email, u.created_at, u.updated_at, version, position, total
+    from (
+        select position, total, is_from_end,
+            case when is_from_end then greatest(rest - most, 0) else first end as first,
+            case when is_from_end then least(rest, most) else most end as most
+        from unnest($1::bigint[], $2::bigint[], $3::boolean[]) with ordinality as asked (first, most, is_from_end, position),
+            (select coalesce(max(upto), 0)::bigint as total from blocks) counted,
+            lateral (select greatest(total - first, 0) as rest) remaining
+    ) asked
+    left join lateral (
+        select block, first - (upto - n) as before, upto - 1 - first as behind
+        from blocks where first >= upto - n and first < upto limit 1
+    ) b on true
+    left join lateral (
+        (select id as first_id from users where id >= block << 12 and before <= behind
+            order by id offset before limit 1)
+        union all
+        (select id from users where id < (block + 1) << 12 and before > behind
+            order by id desc offset behind limit 1)
+    ) s on true
+    left join lateral (select * from users where id >= first_id order by id limit most) u on true
+    order by position, case when is_from_end then -u.id else u.id end";
+
+/// $1: the ids that the users follow; else as [`PAGES`].
+const WALKS: &str = "
+    select u.id, name, email, u.created_at, u.updated_at, version, position, bigint '0' as total
+    from unnest($1::bigint[], $2::bigint[]) with ordinality as asked (after, most, position)
+    cross join lateral (select * from users where id > after order by id limit most) u
+    order by position, u.id";
+
+/// $1: how addresses begin. $2: the most rows; they may end with addresses that begin otherwise.
+const BY_PREFIX: &str = r#"
+    select id, name, email, created_at, updated_at, version, bigint '1' as position, bigint '0' as total from users
+    where lower(email::text collate "C") >= lower($1 collate "C")
+    order by lower(email::text collate "C") limit $2"#;
+
+/// Each row has the position of its address, from 1, as two requests may ask for one address.
+const FIND_BY_EMAIL: &str = r#"
+    select found.*, position, bigint '1' as total
+    from unnest($1::text[]) with ordinality as asked (address, position), lateral (
+        select id, name, email, created_at, updated_at, version from users
+        where lower(email::text collate "C") = lower(address collate "C") limit 1
+    ) found"#;
+
+impl Operations {
+    pub fn pages(&self, asked: &[PageRequest]) -> Result<Vec<Listed>, Error> {
+        let firsts: Vec<_> = asked.iter().map(|page| page.offset()).collect();
+        let limits: Vec<_> = asked.iter().map(|page| i64::from(page.per_page)).collect();
+        let from_end: Vec<_> = asked.iter().map(|page| page.is_from_end).collect();
+        let params: [Param; 3] =
+            [(&firsts, Type::INT8_ARRAY), (&limits, Type::INT8_ARRAY), (&from_end, Type::BOOL_ARRAY)];
+        self.lists(PAGES, &params, asked.len())
+    }
+
+    pub fn walks(&self, asked: &[(i64, u32)]) -> Result<Vec<Listed>, Error> {
+        let (ids, limits): (Vec<_>, Vec<_>) =
+            asked.iter().map(|(after, most)| (*after, i64::from(*most) + 1)).unzip();
+        self.lists(WALKS, &[(&ids, Type::INT8_ARRAY), (&limits, Type::INT8_ARRAY)], asked.len())
+    }
+
+    fn list_by_prefix(&self, prefix: &str, most: u32) -> Result<Listed, Error> {
+        let most = i64::from(most) + 1;
+        let lists = self.lists(BY_PREFIX, &[(&prefix, Type::TEXT), (&most, Type::INT8)], 1);
+        let mut listed = none_if_untranslatable(prefix, lists.map(|mut lists| lists.remove(0)))?;
+        let prefix = prefix.to_ascii_lowercase();
+        listed.users.retain(|user| user.email.to_ascii_lowercase().starts_with(&prefix));
+        Ok(listed)
+    }
+
+    fn lists(&self, sql: &'static str, asked: &[Param], count: usize) -> Result<Vec<Listed>, Error> {
+        let mut lists: Vec<Listed> = (0..count).map(|_| Listed::default()).collect();
+        let rows = if count == 0 { Vec::new() } else { self.pool.execute(sql, asked, None)? };
+        for row in rows {
+            // The statement counts positions from 1.
+            let list = &mut lists[row.try_get::<_, i64>("position")? as usize - 1];
+            list.total = row.try_get("total")?;
+            // The one row of an empty page holds the total alone.
+            if row.try_get::<_, Option<i64>>("id")?.is_some() {
+                list.users.push(self.user(&row)?);
+            }
+        }
+        Ok(lists)
+    }
+
+    pub fn find_by_email(&self, emails: &[&str]) -> Result<Vec<Listed>, Error> {
+        let found = self.lists(FIND_BY_EMAIL, &[(&emails, Type::TEXT_ARRAY)], emails.len());
+        let [email] = emails else { return found };
+        let found = none_if_untranslatable(email, found.map(|mut lists| lists.remove(0)));
+        found.map(|listed| vec![listed])
+    }
+}
+
+impl List {
+    /// Executes lists with one statement for each kind, and with one for each search by a prefix.
+    pub(super) fn execute(operations: &Operations, lists: Vec<Item<List>>) {
+        let (mut pages, mut walks, mut emails, mut ids) = (vec![], vec![], vec![], vec![]);
+        for list in &lists {
+            match &list.command.0 {
+                ListRequest::Paged { page, email: None } => pages.push(*page),
+                ListRequest::Paged { email: Some(email), .. } => emails.push(email.as_str()),
+                ListRequest::Unpaged { selection, per_page } => match selection {
+                    Selection::After(id) => walks.push((*id, *per_page)),
+                    Selection::Ids(named) => ids.extend(named),
+                    Selection::Prefix(_) => {}
+                },
+            }
+        }
+        let mut pages = operations.pages(&pages).map(Vec::into_iter);
+        let mut walks = operations.walks(&walks).map(Vec::into_iter);
+        let mut found = operations.find_by_email(&emails).map(Vec::into_iter);
+        let users = operations.find_many(&ids).map(|users| users.into_iter().map(|user| (user.id, user)));
+        let users: Result<HashMap<i64, User>, Error> = users.map(Iterator::collect);
+        for list in lists {
+            let listed = match &list.command.0 {
+                ListRequest::Paged { email: None, .. } => next(&mut pages),
+                ListRequest::Paged { email: Some(_), .. } => next(&mut found),
+                ListRequest::Unpaged { selection, per_page } => match selection {
+                    Selection::After(_) => next(&mut walks),
+                    Selection::Prefix(prefix) => operations.list_by_prefix(prefix, *per_page),
+                    // Two lists may name one user.
+                    Selection::Ids(ids) => users.as_ref().map_err(Error::clone).map(|users| {
+                        let users = ids.iter().filter_map(|id| users.get(id).cloned()).collect();
+                        Listed { total: 0, users }
+                    }),
+                },
+            };
+            *list.outcome = listed.map(|listed| Some(list.command.answer(listed)));
+        }
+    }
+}
 
 /// The body of a page.
 #[derive(Serialize)]
@@ -38,53 +195,6 @@ struct Unpaged<'a> {
 }
 
 impl List {
-    pub fn needs(&self) -> Needs {
-        match &self.0 {
-            ListRequest::Paged { email: Some(_), .. } => Needs::of(Lane::Find),
-            ListRequest::Paged { page: PageRequest { per_page, .. }, .. }
-            | ListRequest::Unpaged { per_page, .. } => {
-                Needs { users: *per_page as usize, ..Needs::of(Lane::List) }
-            }
-        }
-    }
-
-    /// Executes lists with one statement for each kind, and with one for each search by a prefix.
-    pub fn execute(app: &App, lists: Vec<Item<List>>) {
-        let (mut pages, mut walks, mut emails, mut ids) = (vec![], vec![], vec![], vec![]);
-        for list in &lists {
-            match &list.command.0 {
-                ListRequest::Paged { page, email: None } => pages.push(*page),
-                ListRequest::Paged { email: Some(email), .. } => emails.push(email.as_str()),
-                ListRequest::Unpaged { selection, per_page } => match selection {
-                    Selection::After(id) => walks.push((*id, *per_page)),
-                    Selection::Ids(named) => ids.extend(named),
-                    Selection::Prefix(_) => {}
-                },
-            }
-        }
-        let mut pages = app.users.pages(&pages).map(Vec::into_iter);
-        let mut walks = app.users.walks(&walks).map(Vec::into_iter);
-        let mut found = app.users.find_by_email(&emails).map(Vec::into_iter);
-        let users = app.users.find_many(&ids).map(|users| users.into_iter().map(|user| (user.id, user)));
-        let users: Result<HashMap<i64, User>, Error> = users.map(Iterator::collect);
-        for list in lists {
-            let listed = match &list.command.0 {
-                ListRequest::Paged { email: None, .. } => next(&mut pages),
-                ListRequest::Paged { email: Some(_), .. } => next(&mut found),
-                ListRequest::Unpaged { selection, per_page } => match selection {
-                    Selection::After(_) => next(&mut walks),
-                    Selection::Prefix(prefix) => app.users.list_by_prefix(prefix, *per_page),
-                    // Two lists may name one user.
-                    Selection::Ids(ids) => users.as_ref().map_err(Error::clone).map(|users| {
-                        let users = ids.iter().filter_map(|id| users.get(id).cloned()).collect();
-                        Listed { total: 0, users }
-                    }),
-                },
-            };
-            *list.outcome = listed.map(|listed| Some(list.command.answer(listed)));
-        }
-    }
-
     fn answer(&self, Listed { total, users }: Listed) -> Response {
         let (request, email) = match &self.0 {
             ListRequest::Paged { page, email } => (*page, email.as_deref()),

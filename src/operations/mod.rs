@@ -1,6 +1,11 @@
-//! One file for each operation, which parses a request, executes a batch of commands and answers them.
+//! One file for each operation: its parameters, how they are parsed, its statements, how they are executed, and the answer,
+//! in the order in which they happen. This file has the parts that operations share: commands, batches and outcomes.
 //!
-//! A request is validated once, by its command's `parse`, and is then a [`Command`] until it is answered.
+//! The statements can be pasted into psql. Operands have the exact types of PostgreSQL's own operators, and sessions
+//! look names up in one schema alone, so that no operator of another role fits better. `limit 1` within a lateral and
+//! `= any (array(…))` make look-ups in an index of plans that were made while a table was empty.
+//!
+//! Knows no route and no rule of access: a request that is parsed here may be executed.
 
 mod authenticate;
 mod create;
@@ -10,23 +15,49 @@ mod list;
 pub(crate) mod throttle;
 mod update;
 
-use crate::app::routes::{self, Asked, Callers, Endpoint};
-use crate::app::{App, Next};
-use crate::db::{Create, Delete, Update, is_of_value, users::Change};
+pub use authenticate::Authenticate;
+pub use create::Create;
+pub use delete::Delete;
+pub use find::Find;
+pub use list::List;
+pub use update::Update;
+
+use crate::budget::Budget;
+use crate::config::{Config, Secret};
+use crate::db::{Pool, is_of_rows, is_of_value, rows};
 use crate::error::Error;
-use crate::http::{Cors, Request, RequestId, Response, log_line};
-use crate::input::{self, etag};
-use crate::users::user::User;
-use authenticate::Authenticate;
-use find::Find;
-use list::List;
-use log::Level;
+use crate::http::Response;
+use crate::input::{etag, validation::BodySchemas};
+use crate::users::password::{Hasher, PasswordHash};
+use crate::users::relation::Loader;
+use crate::users::revision::Condition;
+use crate::users::user::{Credential, User};
+use postgres::Row;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 use strum::VariantNames;
+use throttle::Throttle;
+use time::OffsetDateTime;
+
+/// The resources that operations are parsed and executed with.
+pub struct Operations {
+    pub(crate) pool: Arc<Pool>,
+    /// Loads a credential on access; `None`: an access is a violation.
+    lazy: Option<Loader<Credential>>,
+    pub(crate) schemas: BodySchemas,
+    pub(crate) max_per_page: u32,
+    pub(crate) throttle: Arc<Throttle>,
+    hasher: Hasher,
+    /// The memory that is held for clients.
+    pub(crate) budget: Budget,
+    request_timeout: Duration,
+}
 
 /// A valid request, from its validation to its answer.
 #[derive(Debug)]
-pub(crate) enum Command {
+pub enum Command {
     Find(Find),
     List(List),
     Create(Create),
@@ -37,21 +68,33 @@ pub(crate) enum Command {
 
 /// The answer of a command; `None` if the command continues in the lane that it needs now. An error ends the command,
 /// except [`Error::Contended`]: then nothing was changed, and the command may be executed again later.
-pub(crate) type Outcome = Result<Option<Response>, Error>;
+pub type Outcome = Result<Option<Response>, Error>;
 
 /// A command of a batch.
-pub(crate) struct Item<'a, C> {
+struct Item<'a, C> {
     command: &'a mut C,
     /// The time after which no change is begun.
     deadline: Instant,
     outcome: &'a mut Outcome,
 }
 
+/// A change that is executed in one statement, and one commit, with others of its kind.
+trait Change: Sized {
+    /// Executes changes. Returns rows with the positions of their changes, from 1.
+    fn batch(pool: &Pool, given: &[&Self], deadline: Instant) -> Result<Vec<Row>, Error>;
+
+    /// Returns the outcome of a change of a batch, by its row if it has one.
+    fn settle(&mut self, operations: &Operations, row: Option<&Row>) -> Outcome;
+
+    /// Executes the change alone.
+    fn alone(&mut self, operations: &Operations, deadline: Instant) -> Outcome;
+}
+
 /// A kind of statement, or a hash. Commands of one lane form batches, and wait for no other lane.
 /// The names in lower case are the labels in figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, VariantNames)]
 #[strum(serialize_all = "lowercase")]
-pub(crate) enum Lane {
+pub enum Lane {
     /// Reads of one user, by its id or its address: one query for all of a kind.
     Find,
     /// Pages: one query for several.
@@ -68,7 +111,7 @@ pub(crate) enum Lane {
 
 /// The next step of a command.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Needs {
+pub struct Needs {
     /// The lane that the command is queued in.
     pub lane: Lane,
     /// The user that the step changes: changes of one user are made in the order of their arrival.
@@ -108,48 +151,30 @@ impl Command {
     }
 }
 
-impl App {
-    /// Makes a request of this endpoint a command, or answers it with a page. Refuses it in the order of access, query,
-    /// media type, JSON, schema, mass assignment.
-    pub(crate) fn parse(
-        &self,
-        request: &Request,
-        Asked { endpoint, callers, user }: Asked,
-        cors: &Cors,
-        token: Option<Callers>,
-        id: Option<&RequestId>,
-    ) -> Result<Next, Error> {
-        if callers != Callers::Any {
-            self.access.check(request, callers, cors, token)?;
-            // A browser asks with the target of the request that it is about to send.
-            if !matches!(endpoint, Endpoint::List | Endpoint::Page(_)) && !cors.is_preflight(request) {
-                input::no_query(request)?;
-            }
+impl Operations {
+    /// Returns the operations of a service with these settings on this pool.
+    pub(crate) fn new(pool: Pool, config: &Config) -> Operations {
+        let pool = Arc::new(pool);
+        Operations {
+            lazy: config.production.then(|| find::loader(&pool)),
+            pool,
+            schemas: BodySchemas::new(config.schema, config.validation),
+            max_per_page: config.max_per_page,
+            throttle: Throttle::new(config.auth_attempts),
+            hasher: Hasher::new(config.password_hashing),
+            budget: Budget::new(config.limits.memory_budget),
+            request_timeout: config.limits.request_timeout,
         }
-        Ok(Next::Execute(match endpoint {
-            Endpoint::List => Command::List(List(input::list_request(request, self.max_per_page)?)),
-            Endpoint::Create => Command::Create(Create::parse(request, self)?),
-            Endpoint::Find => Command::Find(Find::parse(request, user)?),
-            Endpoint::Update => Update::parse(request, user, None)?,
-            Endpoint::Patch => Update::parse(request, user, Some(&self.schemas.patch))?,
-            Endpoint::Delete => Command::Delete(Delete::parse(request, user)?),
-            Endpoint::Authenticate => Command::Authenticate(Authenticate::parse(request, self)?),
-            Endpoint::Page(page) => return Ok(Next::Answer(page(self))),
-            Endpoint::Options(routes) => {
-                if let Some(origin) = request.header("origin").filter(|_| !cors.is_allowed()) {
-                    // The browser sends no other request of a page of this origin.
-                    let origin: String = origin.chars().take(100).collect();
-                    let line = format_args!("ALLOWED_ORIGINS does not name the origin {origin:?}");
-                    log_line(Level::Info, id, line);
-                }
-                return Ok(Next::Answer(cors.permit(request, routes::options(routes))));
-            }
-        }))
+    }
+
+    /// Returns the deadline of a request that has just been read.
+    pub(crate) fn deadline(&self) -> Instant {
+        Instant::now() + self.request_timeout
     }
 
     /// Executes commands of one lane with as few statements as they allow; returns an outcome for each, in their order.
     /// No change begins past its deadline.
-    pub(crate) fn execute(&self, mut commands: Vec<(&mut Command, Instant)>) -> Vec<Outcome> {
+    pub fn execute(&self, mut commands: Vec<(&mut Command, Instant)>) -> Vec<Outcome> {
         let missing = || Err(Error::Internal("a command has no outcome".to_owned()));
         let mut outcomes: Vec<Outcome> = commands.iter().map(|_| missing()).collect();
         let (mut finds, mut lists) = (vec![], vec![]);
@@ -170,8 +195,8 @@ impl App {
         Find::execute(self, finds);
         List::execute(self, lists);
         Create::execute(self, creates);
-        change(self, updates, Update::answer);
-        change(self, deletes, Delete::answer);
+        self.change(updates);
+        self.change(deletes);
         // Reads whose statement is refused for the value of one of them are executed again one by one.
         let is_batch = commands.len() > 1;
         for (command, outcome) in commands.into_iter().zip(&mut outcomes) {
@@ -182,107 +207,115 @@ impl App {
         }
         outcomes
     }
+
+    /// Executes one command to its end. If it meets another session's lock, it is executed again until its time is up.
+    pub(crate) fn execute_alone(&self, mut command: Command) -> Result<Response, Error> {
+        let deadline = self.deadline();
+        let mut retries = 0;
+        loop {
+            match self.execute(vec![(&mut command, deadline)]).remove(0) {
+                Ok(Some(response)) => return Ok(response),
+                Ok(None) => {}
+                Err(Error::Contended) if Instant::now() + retry_pause(retries) < deadline => {
+                    thread::sleep(retry_pause(retries));
+                    retries += 1;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Executes changes in one statement and one commit, each with the outcome that it would have had alone, and none past
+    /// its deadline. Executes each of them alone after a refusal that may concern only some. If the batch met a lock, each
+    /// change has met it: retries are alone.
+    fn change<C: Change>(&self, mut batch: Vec<Item<C>>) {
+        /// A change whose time is nearly up is not sent, so that the batch does not wait for a session in vain.
+        const MARGIN: Duration = Duration::from_millis(100);
+        if let [Item { command, deadline, outcome }] = &mut batch[..] {
+            **outcome = command.alone(self, *deadline);
+            return;
+        }
+        let latest = Instant::now() + self.pool.statement_timeout + MARGIN;
+        let is_in_time = |item: &mut Item<C>| {
+            *item.outcome = Err(Error::Unavailable("a change could not be sent in time".into()));
+            item.deadline >= latest
+        };
+        batch.retain_mut(is_in_time);
+        let Some(earliest) = batch.iter().map(|item| item.deadline).min() else { return };
+        let given: Vec<&C> = batch.iter().map(|item| &*item.command).collect();
+        let place = |row: Row| Ok((row.try_get("position")?, row));
+        let rows: Result<HashMap<i64, Row>, Error> =
+            C::batch(&self.pool, &given, earliest).and_then(|rows| rows.into_iter().map(place).collect());
+        for (position, Item { command, deadline, outcome }) in (1..).zip(batch) {
+            *outcome = match &rows {
+                Err(error) if is_of_rows(error) => command.alone(self, deadline),
+                Err(error) => Err(error.clone()),
+                Ok(rows) => command.settle(self, rows.get(&position)),
+            };
+        }
+    }
+
+    /// Returns how many passwords are hashed at once: one for every two cores, which leaves the others to reads, if the
+    /// budget has memory for so many.
+    pub(crate) fn hashers(&self) -> usize {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        (cores / 2).min(self.budget.limit() / self.hasher.memory(None)).max(1)
+    }
+
+    /// Hashes a password, if there is one; see [`Operations::with_hash`].
+    pub(crate) fn hash(&self, password: Option<&Secret>) -> Result<Option<PasswordHash>, Error> {
+        password.map(|password| self.with_hash(None, |hasher| hasher.hash(password))?).transpose()
+    }
+
+    /// Runs `work`, which checks this hash, and may make a new one after that. Blocks for the memory of the larger one, up
+    /// to `request_timeout`, then [`Error::Unavailable`]; and for the work.
+    fn with_hash<T>(&self, hash: Option<&PasswordHash>, work: impl FnOnce(&Hasher) -> T) -> Result<T, Error> {
+        let bytes = self.hasher.memory(hash).max(self.hasher.memory(None));
+        match self.budget.reserve(bytes, self.deadline()) {
+            Some(_held) => Ok(work(&self.hasher)),
+            None => Err(Error::Unavailable("no memory became free for hashing a password".into())),
+        }
+    }
+
+    /// Finds a user whose state meets a condition.
+    fn allowed(&self, id: i64, condition: &Condition) -> Result<User, Error> {
+        let user = self.find_many(&[id])?.pop().ok_or(Error::NotFound)?;
+        if condition.holds(user.revision()) { Ok(user) } else { Err(Error::PreconditionFailed) }
+    }
+
+    fn user(&self, row: &Row) -> Result<User, Error> {
+        Ok(rows::user(row, self.lazy.clone())?)
+    }
 }
 
-/// Executes changes in one statement, and answers each of them.
-fn change<C: Change>(app: &App, batch: Vec<Item<C>>, answer: impl Fn(&mut C, C::Done) -> Outcome) {
-    let changes: Vec<_> = batch.iter().map(|item| (&*item.command, item.deadline)).collect();
-    let done = app.users.change_many(&changes);
-    for (Item { command, outcome, .. }, done) in batch.into_iter().zip(done) {
-        *outcome = done.and_then(|done| answer(command, done));
+/// Returns the row of a change that was made; `None` if the change is to be executed alone.
+fn changed(row: Option<&Row>) -> Result<Option<&Row>, Error> {
+    let row = row.ok_or_else(|| Error::Internal("a change has no outcome".into()))?;
+    match row.try_get("outcome")? {
+        "done" => Ok(Some(row)),
+        "by itself" => Ok(None),
+        "precondition failed" => Err(Error::PreconditionFailed),
+        "locked" => Err(Error::Contended),
+        _ => Err(Error::NotFound),
     }
+}
+
+/// Returns true if a row may have any state, else the version and time that it has to have: those of the state that was read
+/// before, or of a simple condition. Nulls allow no state, as no row has them.
+fn tag(condition: &Condition, before: Option<&User>) -> (bool, Option<i64>, Option<OffsetDateTime>) {
+    let state = before.map(User::revision).or_else(|| condition.only.as_ref()?.first().copied());
+    let is_any = before.is_none() && condition.only.is_none();
+    (is_any, state.map(|state| state.version), state.map(|state| state.updated_at))
+}
+
+/// The tags of simple conditions, column by column.
+fn tags<'a>(
+    conditions: impl Iterator<Item = &'a Condition>,
+) -> (Vec<bool>, Vec<Option<i64>>, Vec<Option<OffsetDateTime>>) {
+    conditions.map(|condition| tag(condition, None)).collect()
 }
 
 /// Answers with one user and the tag of its state.
 fn one(status: u16, user: &User) -> Response {
     Response::json(status, user).with("ETag", etag(user.revision()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::ScratchDatabase;
-    use serde_json::json;
-
-    /// Judges requests: the command of each, or the status of its answer.
-    fn judge(requests: impl IntoIterator<Item = Request>) -> Vec<Result<Command, u16>> {
-        let database = ScratchDatabase::create().expect("PostgreSQL is installed");
-        let app = App::open(&database.config()).unwrap();
-        let judged = requests.into_iter().map(|request| match app.judge(&request, &Cors::Off, None).next {
-            Next::Execute(command) => Ok(command),
-            Next::Answer(answer) => Err(answer.status),
-        });
-        judged.collect()
-    }
-
-    #[test]
-    fn lanes() {
-        let new = |password| json!({"name": "A", "email": "a@b.co", "password": password}).to_string();
-        let rows = [
-            ("GET", "/users/1", String::new(), Ok(Lane::Find)),
-            ("HEAD", "/users/1", String::new(), Ok(Lane::Find)),
-            ("GET", "/users?page=2", String::new(), Ok(Lane::List)),
-            ("GET", "/users?after=2", String::new(), Ok(Lane::List)),
-            ("GET", "/users?id=2&id=3", String::new(), Ok(Lane::List)),
-            ("GET", "/users?email=a@b.co", String::new(), Ok(Lane::Find)),
-            ("POST", "/users", r#"{"name":"A","email":"a@b.co"}"#.to_owned(), Ok(Lane::Create)),
-            ("POST", "/users", new("long enough"), Ok(Lane::Hash)),
-            ("POST", "/users", new("long enough").replace("password", "passw\\u006frd"), Ok(Lane::Hash)),
-            ("PUT", "/users/1", r#"{"name":"forgot her \"password\""}"#.to_owned(), Ok(Lane::Change)),
-            ("PUT", "/users/1", r#"{"password":null}"#.to_owned(), Ok(Lane::Single)),
-            ("PUT", "/users/1", r#"{"password":"long enough"}"#.to_owned(), Ok(Lane::Hash)),
-            // The user is looked up before a body is refused.
-            ("PUT", "/users/1", r#"{"name":1}"#.to_owned(), Ok(Lane::Find)),
-            ("PUT", "/users/1", "{".to_owned(), Ok(Lane::Find)),
-            ("DELETE", "/users/1", String::new(), Ok(Lane::Change)),
-            ("PATCH", "/users/1", r#"{"name":"A"}"#.to_owned(), Ok(Lane::Change)),
-            ("PATCH", "/users/1", r#"{"password":null}"#.to_owned(), Ok(Lane::Single)),
-            ("PATCH", "/users/1", r#"{"password":"long enough"}"#.to_owned(), Ok(Lane::Hash)),
-            // A PUT may set this address.
-            ("PATCH", "/users/1", r#"{"email":"none"}"#.to_owned(), Ok(Lane::Find)),
-            ("PATCH", "/users/0", "{".to_owned(), Err(404)),
-            (
-                "POST",
-                "/users/authenticate",
-                r#"{"email":"a@b.co","password":"x"}"#.to_owned(),
-                Ok(Lane::Hash),
-            ),
-            ("OPTIONS", "/users", String::new(), Err(204)),
-            ("GET", "/users/x", String::new(), Err(404)),
-            ("PUT", "/users/0", "{".to_owned(), Err(404)),
-            ("DELETE", "/users", String::new(), Err(405)),
-            ("GET", "/users?page=0", String::new(), Err(400)),
-            // A query is judged before the database is asked, and after the path.
-            ("GET", "/users?perpage=1", String::new(), Err(400)),
-            ("PUT", "/users/1?page=1", "{".to_owned(), Err(400)),
-            ("POST", "/users?page=1", "{".to_owned(), Err(400)),
-            ("GET", "/users/x?page=1", String::new(), Err(400)),
-            ("GET", "/x?page=1", String::new(), Err(404)),
-            ("OPTIONS", "/users?page=1", String::new(), Err(400)),
-            ("POST", "/users", "{".to_owned(), Err(400)),
-            ("POST", "/users", r#"{"name":"A"}"#.to_owned(), Err(400)),
-            ("POST", "/users", r#"{"name":"A","email":"a@b.co","id":"1"}"#.to_owned(), Err(422)),
-        ];
-        let judged =
-            judge(rows.iter().map(|(method, target, body, _)| Request::new(*method, *target, &**body)));
-        for ((method, target, body, expected), found) in rows.into_iter().zip(judged) {
-            assert_eq!(found.map(|command| command.needs().lane), expected, "{method} {target} {body}");
-        }
-    }
-
-    #[test]
-    fn lanes_of_creates_with_a_key() {
-        let ada = json!({"name": "A", "email": "a@b.co"});
-        let with_password = json!({"name": "A", "email": "a@b.co", "password": "long enough"});
-        let keyed = |body, key| Request::post("/users", body).with("Idempotency-Key", key);
-        let judged = judge([keyed(&ada, "k"), keyed(&with_password, "k"), keyed(&ada, "")]);
-        let lanes = judged.into_iter().map(|found| found.map(|command| command.needs().lane));
-        assert_eq!(lanes.collect::<Vec<_>>(), [Ok(Lane::Create), Ok(Lane::Hash), Err(400)]);
-    }
-
-    #[test]
-    fn uploads_are_not_json() {
-        let request = Request::post("/users", &json!({})).with("Content-Type", "Multipart/form-data; x");
-        assert_eq!(judge([request]).remove(0).unwrap_err(), 415);
-    }
 }

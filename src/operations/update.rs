@@ -3,15 +3,35 @@
 //! A missing user is answered 404 even if the body is invalid. So the user is looked up before a body is refused or a
 //! password is hashed; in all other cases the statement of the change finds out.
 
-use super::{Command, Lane, Needs, Outcome, find::Find, one};
-use crate::app::App;
+use super::{Change, Command, Find, Lane, Needs, Operations, Outcome, changed, one, tag, tags};
+use crate::db::{Pool, session::Param};
+use crate::error::Error;
+use crate::http::Request;
 use crate::input::{self, validation::BodySchema};
+use crate::users::password::PasswordHash;
+use crate::users::revision::Condition;
 use crate::users::user::{User, UserChanges};
-use crate::{db::Update, error::Error, http::Request};
+use postgres::{Row, types::Type};
+use std::time::Instant;
+
+/// A change of a user.
+#[derive(Debug)]
+pub struct Update {
+    /// The user.
+    pub id: i64,
+    /// The fields of the body; in a batch without a password.
+    pub changes: UserChanges,
+    /// The states in which the user may be changed; in a batch, [simple](Condition::is_simple).
+    pub condition: Condition,
+    /// The hash of the new password, once it is made.
+    pub hash: Option<PasswordHash>,
+    /// The change shares no statement: another transaction may be about to take its address.
+    pub is_single: bool,
+}
 
 impl Update {
     /// Reads a PUT, or a PATCH, whose body has a schema.
-    pub(super) fn parse(
+    pub(crate) fn parse(
         request: &Request,
         id: Option<i64>,
         patch: Option<&BodySchema>,
@@ -38,19 +58,152 @@ impl Update {
             _ => Needs::row(Lane::Change, self.id),
         }
     }
+}
 
-    pub(super) fn answer(&mut self, updated: Option<User>) -> Outcome {
-        self.is_single |= updated.is_none();
-        Ok(updated.map(|user| one(200, &user)))
-    }
+/// Returns no row if nothing is changed.
+const UPDATE: &str = "
+    update users
+    set name = coalesce($5, name), email = coalesce($6, email),
+        updated_at = least(greatest(now(), updated_at + interval '1 microsecond'),
+            timestamptz '9999-12-31T23:59:59.999999Z')
+    where id = $1 and ($2::boolean or version = $3::bigint and updated_at = $4::timestamptz)
+        and (name::text <> coalesce($5, name) or email::text <> coalesce($6, email))
+    returning id, name, email, created_at, updated_at, version";
 
+/// $7: the hash of the new password, or null, which removes the password. A delete finds only rows of its snapshot: so
+/// a password is removed in a state that was read before, as a transaction that inserts one changes the user, too. The
+/// user is locked even if nothing is changed then, so that such a transaction is waited for.
+const UPDATE_PASSWORD: &str = "
+    with target as materialized (
+        select id from users where id = $1 and ($2::boolean or version = $3::bigint and updated_at = $4::timestamptz)
+        for no key update
+    ), updated as (
+        update users
+        set name = coalesce($5, name), email = coalesce($6, email),
+            version = version + bigint '1',  -- has the trigger draw another one, also at the last moment that there is
+            updated_at = least(greatest(now(), updated_at + interval '1 microsecond'),
+                timestamptz '9999-12-31T23:59:59.999999Z')
+        where id = any (array(select id from target))
+            and ($7::text is not null or exists (select from credentials where user_id = $1)
+                or name::text <> coalesce($5, name) or email::text <> coalesce($6, email))
+        returning *
+    ), stored as (
+        insert into credentials (user_id, password_hash) select id, $7 from updated where $7::text is not null
+        on conflict (user_id) do update set password_hash = excluded.password_hash
+    ), removed as (
+        delete from credentials where $7::text is null and user_id = any (array(select id from updated))
+    )
+    select * from updated";
+
+/// Waits for no row, and locks only rows that will be changed, as a lock is written and committed like a change. A new
+/// value of an address is not for batches: another transaction may have to be waited for.
+const UPDATE_MANY: &str = r#"
+    with given as materialized (
+        select * from unnest($1::bigint[], $2::boolean[], $3::bigint[], $4::timestamptz[], $5::text[], $6::text[])
+            with ordinality as given (asked, if_any, if_version, if_updated, new_name, new_email, position)
+    ), target as materialized (
+        select u.id, coalesce(new_name, name) as name, coalesce(new_email, email) as email
+        from given, lateral (
+            select * from users
+            where id = asked and (if_any or version = if_version and updated_at = if_updated)
+                and (name::text <> coalesce(new_name, name) or email::text <> coalesce(new_email, email))
+                and lower(email::text collate "C") = lower(coalesce(new_email, email) collate "C")
+            limit 1 for no key update skip locked) u
+    ), updated as (
+        update users u set name = t.name, email = t.email,
+            updated_at = least(greatest(now(), u.updated_at + interval '1 microsecond'),
+                timestamptz '9999-12-31T23:59:59.999999Z')
+        from target t where u.id = any (array(select id from target)) and t.id = u.id
+        returning u.*
+    )
+    select coalesce(u.id, s.id) as id, coalesce(u.name, s.name) as name, coalesce(u.email, s.email) as email,
+        coalesce(u.created_at, s.created_at) as created_at, coalesce(u.updated_at, s.updated_at) as updated_at,
+        coalesce(u.version, s.version) as version, position,
+        case when u.id is not null then 'done' when s.id is null then 'missing'
+            when (if_any or s.version = if_version and s.updated_at = if_updated) is not true
+                then 'precondition failed'
+            when lower(s.email::text collate "C") <> lower(coalesce(new_email, s.email) collate "C") then 'by itself'
+            when s.name::text = coalesce(new_name, s.name) and s.email::text = coalesce(new_email, s.email) then 'done'
+            when asked = any (array(select id from target)) then 'by itself'  -- a trigger has left it out
+            else 'locked' end as outcome
+    from given left join updated u on u.id = asked
+        left join lateral (select * from users where id = asked limit 1) s on true"#;
+
+impl Update {
     /// Looks the user up and hashes the new password.
-    pub(super) fn hash(&mut self, app: &App) -> Outcome {
-        let user = app.users.find_many(&[self.id])?.pop().ok_or(Error::NotFound)?;
+    pub(super) fn hash(&mut self, operations: &Operations) -> Outcome {
+        let user = operations.find_many(&[self.id])?.pop().ok_or(Error::NotFound)?;
         if !self.condition.holds(user.revision()) {
             return Err(Error::PreconditionFailed);
         }
-        self.hash = app.hash(self.changes.password.as_ref().and_then(Option::as_ref))?;
+        self.hash = operations.hash(self.changes.password.as_ref().and_then(Option::as_ref))?;
         Ok(None)
+    }
+
+    /// Executes the update alone. Returns the user.
+    pub(super) fn apply(&self, operations: &Operations, deadline: Instant) -> Result<User, Error> {
+        let Update { id, changes: UserChanges { name, email, password }, condition, hash, .. } = self;
+        let is_read_first = matches!(password, Some(None)) || !condition.is_simple();
+        let mut before = if is_read_first { Some(operations.allowed(*id, condition)?) } else { None };
+        loop {
+            let (is_any, version, updated_at) = tag(condition, before.as_ref());
+            let hash = hash.as_ref().map(PasswordHash::as_phc);
+            let params: [Param; 7] = [
+                (id, Type::INT8),
+                (&is_any, Type::BOOL),
+                (&version, Type::INT8),
+                (&updated_at, Type::TIMESTAMPTZ),
+                (name, Type::TEXT),
+                (email, Type::TEXT),
+                (&hash, Type::TEXT),
+            ];
+            let (sql, params) = match password {
+                None => (UPDATE, &params[..6]),
+                Some(_) => (UPDATE_PASSWORD, &params[..]),
+            };
+            if let [row] = &operations.pool.execute(sql, params, Some(deadline))?[..] {
+                return operations.user(row);
+            }
+            // The committed record may answer at once, also if another transaction has locked it.
+            let user = operations.allowed(*id, condition)?;
+            let is_unchanged = password.is_none()
+                && name.as_ref().is_none_or(|name| *name == user.name)
+                && email.as_ref().is_none_or(|email| *email == user.email);
+            match before {
+                _ if is_unchanged => return Ok(user),
+                // There was no password to remove, or a trigger has left the change out.
+                Some(before) if before.revision() == user.revision() => return Ok(user),
+                Some(_) => return Err(Error::Contended),
+                None => before = Some(user),
+            }
+        }
+    }
+}
+
+impl Change for Update {
+    fn batch(pool: &Pool, given: &[&Self], deadline: Instant) -> Result<Vec<Row>, Error> {
+        let ids: Vec<i64> = given.iter().map(|update| update.id).collect();
+        let (any, versions, times) = tags(given.iter().map(|update| &update.condition));
+        let (names, emails): (Vec<_>, Vec<_>) =
+            given.iter().map(|update| (&update.changes.name, &update.changes.email)).unzip();
+        let params: [Param; 6] = [
+            (&ids, Type::INT8_ARRAY),
+            (&any, Type::BOOL_ARRAY),
+            (&versions, Type::INT8_ARRAY),
+            (&times, Type::TIMESTAMPTZ_ARRAY),
+            (&names, Type::TEXT_ARRAY),
+            (&emails, Type::TEXT_ARRAY),
+        ];
+        pool.execute(UPDATE_MANY, &params, Some(deadline))
+    }
+
+    fn settle(&mut self, operations: &Operations, row: Option<&Row>) -> Outcome {
+        let row = changed(row)?;
+        self.is_single |= row.is_none();
+        row.map(|row| Ok(one(200, &operations.user(row)?))).transpose()
+    }
+
+    fn alone(&mut self, operations: &Operations, deadline: Instant) -> Outcome {
+        Ok(Some(one(200, &self.apply(operations, deadline)?)))
     }
 }

@@ -86,14 +86,14 @@ impl BoundServer {
             let (http, stream) = relay::start()?;
             on_listening()?;
             let resources = Resources {
-                budget: app.budget.clone(),
+                budget: app.operations.budget.clone(),
                 answer_at_once: answer_at_once(app.clone()),
                 metrics: app.metrics.clone(),
             };
             let (frontend, slots) = Frontend::open(listener, limits, resources, stream, on_broken)?;
             let capacity = Capacity {
                 sessions: config.workers.min(config.db_pool_size as usize),
-                hashers: app.hashers(),
+                hashers: app.operations.hashers(),
                 cores: thread::available_parallelism().map_or(1, usize::from),
                 retry_for: config.limits.request_timeout / 2,
             };

@@ -79,7 +79,7 @@ impl Control {
             return Err("no state was saved under this name".to_owned());
         }
         self.run_between_requests(&restore)?;
-        self.app.throttle.advance(Duration::from_secs(60));
+        self.app.operations.throttle.advance(Duration::from_secs(60));
         self.watch.lock().forget(name.is_none());
         Ok(())
     }
@@ -93,7 +93,7 @@ impl Control {
             time.as_secs_f64()
         );
         self.run(&age).map_err(|error| explain(&error))?;
-        self.app.throttle.advance(time);
+        self.app.operations.throttle.advance(time);
         Ok(())
     }
 

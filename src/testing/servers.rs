@@ -4,8 +4,9 @@ use super::databases::{ScratchDatabase, failed, small};
 use super::{Control, Fault};
 use crate::App;
 use crate::config::{Config, PasswordHashing, Secret};
-use crate::db::{Create, blocking::outside_of_runtimes};
+use crate::db::blocking::outside_of_runtimes;
 use crate::error::{self, StartError};
+use crate::operations::Create;
 use crate::server::{BoundServer, Server};
 use crate::users::email;
 use crate::users::user::{NewUser, User};
@@ -228,10 +229,11 @@ impl TestServer {
 
     fn create(&self, name: &str, email: &str, password: Option<&Secret>) -> Result<User, error::Error> {
         outside_of_runtimes(|| {
-            let (hash, deadline) = (self.app().hash(password)?, self.app().deadline());
+            let operations = self.app().operations();
+            let hash = operations.hash(password)?;
             let user = NewUser { name: name.to_owned(), email: email::normalized(email), password: None };
             let create = Create { user, key: None, hash, peer: None };
-            self.app().users().change_many(&[(&create, deadline)]).remove(0).map(|created| created.user)
+            create.store(operations, operations.deadline()).map(|created| created.user)
         })
     }
 

@@ -2,11 +2,12 @@
 //! none is sent whose time is nearly up, so that its statement has ended before its request is answered.
 
 use crate::support::{ADA, Database, LONG, Service, eventually};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::time::Instant;
 use userd::{
-    Create, Delete, Update, User,
+    Response,
     error::Error,
+    operations::{Command, Create, Delete, Update},
     users::revision::{Condition, Revision},
     users::user::{NewUser, UserChanges},
 };
@@ -21,7 +22,7 @@ fn users(service: &Service, count: usize) {
 
 /// The condition of the state that a user has now.
 fn current(service: &Service, id: i64) -> Condition {
-    let revision = service.server.app().users().find_many(&[id]).expect("an answer")[0].revision();
+    let revision = service.server.app().operations().find_many(&[id]).expect("an answer")[0].revision();
     Condition { only: Some(vec![revision]), ..Condition::default() }
 }
 
@@ -42,27 +43,30 @@ fn locked(service: &Service) -> Vec<i64> {
     rows.iter().map(|row| row.get(0)).collect()
 }
 
-/// Returns each outcome as a text: of a user or of an error.
-fn texts<T>(outcomes: Vec<Result<T, Error>>, of: impl Fn(T) -> Option<User>) -> Vec<String> {
+/// Executes commands in one batch. Returns each outcome as a text: of a user, if the answer has one, or of an error.
+fn execute(service: &Service, commands: impl IntoIterator<Item = (Command, Instant)>) -> Vec<String> {
+    let mut commands: Vec<(Command, Instant)> = commands.into_iter().collect();
+    let commands = commands.iter_mut().map(|(command, deadline)| (command, *deadline)).collect();
     let text = |outcome| match outcome {
-        Ok(done) => of(done).map_or("done".to_owned(), |user| format!("{} {}", user.name, user.email)),
+        Ok(Some(Response { status: 200 | 201, body, .. })) => {
+            let user: Value = serde_json::from_slice(&body).expect("a user");
+            format!("{} {}", user["name"].as_str().unwrap(), user["email"].as_str().unwrap())
+        }
+        Ok(_) => "done".to_owned(),
         Err(Error::Database { .. }) => "Database".to_owned(),
         Err(Error::Unavailable(_)) => "Unavailable".to_owned(),
         Err(error) => format!("{error:?}"),
     };
-    outcomes.into_iter().map(text).collect()
+    service.server.app().operations().execute(commands).into_iter().map(text).collect()
 }
 
 /// Names and addresses, and the moment until which each may take.
 fn create(service: &Service, rows: &[(&str, &str, Instant)]) -> Vec<String> {
-    let create = |(name, email, _): &(&str, &str, Instant)| {
+    let create = |(name, email, deadline): &(&str, &str, Instant)| {
         let user = NewUser { name: (*name).to_owned(), email: (*email).to_owned(), password: None };
-        Create { user, key: None, hash: None, peer: None }
+        (Command::Create(Create { user, key: None, hash: None, peer: None }), *deadline)
     };
-    let creates: Vec<Create> = rows.iter().map(create).collect();
-    let creates: Vec<_> =
-        creates.iter().zip(rows).map(|(create, (.., deadline))| (create, *deadline)).collect();
-    texts(service.server.app().users().change_many(&creates), |created| Some(created.user))
+    execute(service, rows.iter().map(create))
 }
 
 /// Ids, new names and addresses, and conditions. An update that is for another statement is `done`.
@@ -72,19 +76,16 @@ fn update(service: &Service, rows: Updates, deadline: Instant) -> Vec<String> {
     let update = rows.iter().map(|(id, name, email, condition)| {
         let [name, email] = [name, email].map(|text| text.map(str::to_owned));
         let (changes, condition) = (UserChanges { name, email, password: None }, Condition::clone(condition));
-        Update { id: *id, changes, condition, hash: None, is_single: false }
+        (Command::Update(Update { id: *id, changes, condition, hash: None, is_single: false }), deadline)
     });
-    let updates: Vec<Update> = update.collect();
-    let updates: Vec<_> = updates.iter().map(|update| (update, deadline)).collect();
-    texts(service.server.app().users().change_many(&updates), |user| user)
+    execute(service, update)
 }
 
 fn delete(service: &Service, rows: &[(i64, &Condition)], deadline: Instant) -> Vec<String> {
-    let delete =
-        |(id, condition): &(i64, &Condition)| Delete { id: *id, condition: Condition::clone(condition) };
-    let deletes: Vec<Delete> = rows.iter().map(delete).collect();
-    let deletes: Vec<_> = deletes.iter().map(|delete| (delete, deadline)).collect();
-    texts(service.server.app().users().change_many(&deletes), |()| None)
+    let delete = |(id, condition): &(i64, &Condition)| {
+        (Command::Delete(Delete { id: *id, condition: Condition::clone(condition) }), deadline)
+    };
+    execute(service, rows.iter().map(delete))
 }
 
 #[test]
@@ -261,7 +262,7 @@ fn a_change_that_is_late_is_not_sent() {
 #[test]
 fn without_commands_there_is_no_statement() {
     let service = Service::start();
-    let users = service.server.app().users();
+    let users = service.server.app().operations();
     let name = service.database.name();
     Database::empty().run(&format!("alter database {name} allow_connections false"));
     Database::empty()
@@ -269,6 +270,5 @@ fn without_commands_there_is_no_statement() {
     eventually(LONG, "the database is gone", || users.find_many(&[1]).is_err());
     assert!(users.find_many(&[]).unwrap().is_empty() && users.find_by_email(&[]).unwrap().is_empty());
     assert!(users.pages(&[]).unwrap().is_empty() && users.walks(&[]).unwrap().is_empty());
-    assert!(users.change_many::<Create>(&[]).is_empty() && users.change_many::<Update>(&[]).is_empty());
-    assert!(users.change_many::<Delete>(&[]).is_empty());
+    assert!(users.execute(Vec::new()).is_empty());
 }

@@ -12,7 +12,7 @@ use userd::{config::Config, server::Server};
 
 /// The statement of pages.
 fn pages() -> &'static str {
-    let source = include_str!("../../src/db/users/list.rs").split("const PAGES: &str = \"").nth(1);
+    let source = include_str!("../../src/operations/list.rs").split("const PAGES: &str = \"").nth(1);
     source.and_then(|rest| rest.split("\";").next()).expect("a constant")
 }
 

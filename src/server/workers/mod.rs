@@ -266,7 +266,7 @@ impl Dispatch {
             let Job { command, claimed, .. } = &mut **job;
             Some((command.as_mut()?, claimed.deadline))
         });
-        let outcomes = guard(only.as_ref(), || self.app.execute(commands.collect()))
+        let outcomes = guard(only.as_ref(), || self.app.operations.execute(commands.collect()))
             .unwrap_or_else(|response| vec![Ok(Some(response)); count]);
         (items, outcomes)
     }

@@ -142,7 +142,7 @@ impl Dispatch {
         let bytes = response.memory();
         if bytes > RESERVED_BYTES {
             let deadline = job.claimed.deadline.min(Instant::now() + memory_wait);
-            job.claimed.held = self.app.budget.reserve(bytes, deadline);
+            job.claimed.held = self.app.operations.budget.reserve(bytes, deadline);
             if job.claimed.held.is_none() {
                 return self.refuse(job, Error::Busy(Reason::NoMemory));
             }

@@ -30,7 +30,7 @@ impl Service {
         listener.listen().unwrap();
         let address = listener.local_addr().unwrap();
         let resources = Resources {
-            budget: app.budget.clone(),
+            budget: app.operations.budget.clone(),
             answer_at_once: Box::new(|_, _| None),
             metrics: app.metrics.clone(),
         };

@@ -1,0 +1,30 @@
+//! Rows with users. Each statement that returns users has the columns of the table `users`, in whatever order.
+
+use crate::error::Error;
+use crate::users::password::PasswordHash;
+use crate::users::relation::{Loader, Relation};
+use crate::users::user::{Credential, User};
+use postgres::{Row, types::FromSql};
+
+/// Reads the user of a row. `lazy` loads the credential on access.
+pub fn user<'a, T: FromSql<'a>>(
+    row: &'a Row,
+    lazy: Option<Loader<Credential>>,
+) -> Result<User<T>, postgres::Error> {
+    let id = row.try_get("id")?;
+    Ok(User {
+        id,
+        name: row.try_get("name")?,
+        email: row.try_get("email")?,
+        created_at: row.try_get("created_at")?,
+        updated_at: row.try_get("updated_at")?,
+        version: row.try_get("version")?,
+        credential: Relation::unloaded("credential", lazy.map(|loader| (loader, id))),
+    })
+}
+
+/// Reads the credential of a row, if there is one.
+pub fn credential(row: &Row) -> Result<Option<Credential>, Error> {
+    let hash: Option<String> = row.try_get("password_hash")?;
+    Ok(hash.map(|hash| Credential { password_hash: PasswordHash::from_phc(hash) }))
+}
