@@ -3,7 +3,6 @@
 //! Owns every status and text of a refusal. Knows nothing of HTTP's bytes, of sockets, of the database's client and its SQLSTATEs, or of
 //! JSON Schema. The answer never holds what the database said; `Error::log` does.
 
-use crate::config::ConfigError;
 use serde::Serialize;
 use std::{borrow::Cow, fmt, io};
 use strum::{EnumMessage, IntoStaticStr, VariantNames};
@@ -261,6 +260,16 @@ impl Reason {
     pub fn text(self) -> &'static str {
         self.get_message().unwrap_or_default()
     }
+}
+
+/// A variable that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{variable}: {problem}")]
+pub struct ConfigError {
+    /// Name of the variable, or of the field if no variable sets it.
+    pub variable: &'static str,
+    /// The problem with its value, never a secret's text.
+    pub problem: String,
 }
 
 /// Why a server did not start. Each is one clear line, and nothing is left running.

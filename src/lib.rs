@@ -119,6 +119,7 @@ pub mod operations;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod private_postgres;
+mod secret;
 #[doc(hidden)]
 pub mod server;
 #[cfg(any(test, feature = "testing"))]
@@ -130,13 +131,14 @@ pub mod transfer;
 pub mod users;
 
 pub use app::App;
-pub use config::{AllowedOrigins, Config, ConfigError, Database, Limits, PasswordHashing, Schema, Secret};
+pub use config::{AllowedOrigins, Config, Database, Limits, PasswordHashing, Schema};
 pub use config::{TrustedProxies, Ui, Validation};
-pub use error::StartError;
+pub use error::{ConfigError, StartError};
 pub use http::{Method, Request, Response};
 #[cfg(feature = "command")]
 #[doc(hidden)]
 pub use metrics::build;
+pub use secret::Secret;
 pub use server::{BoundServer, Server};
 #[cfg(any(test, feature = "testing"))]
 pub use testing::ScratchDatabase;

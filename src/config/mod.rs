@@ -1,18 +1,21 @@
 //! Every setting: its field and default here, its variable, bounds and help in [`SETTINGS`].
 //!
-//! Knows no other module and reads no environment: the command passes a look-up in.
+//! Reads no environment: the command passes a look-up in.
 
 mod networks;
 mod origins;
 mod settings;
 mod value;
 
-pub use networks::{PeerKey, TrustedProxies, counted_as};
+pub use networks::TrustedProxies;
 pub use origins::AllowedOrigins;
-pub(crate) use settings::read_secret;
 pub use settings::{InForce, SETTINGS, Setting, is_connection_string, near_miss, nearest};
 
-use std::{collections::HashSet, fmt, os::fd::OwnedFd};
+use crate::error::ConfigError;
+use crate::secret::Secret;
+use crate::users::{page, user};
+use argon2::Params;
+use std::{collections::HashSet, os::fd::OwnedFd};
 use std::{path::PathBuf, sync::Arc, time::Duration};
 use value::{problem, whole};
 
@@ -21,11 +24,6 @@ const WORK_RESERVE: usize = 512 << 10;
 
 /// The most header fields that a request can have: the parser's array is this long.
 pub(crate) const MOST_HEADER_FIELDS: usize = 128;
-
-/// Bytes of memory that a page is made with: for each usual user, for each of the largest users, and for the page.
-pub(crate) const USUAL_USER: usize = 1 << 10;
-pub(crate) const LARGEST_USER: usize = 8 << 10;
-pub(crate) const REST_OF_PAGE: usize = 64 << 10;
 
 /// Declares a structure whose fields have their defaults beside them.
 macro_rules! with_defaults {
@@ -182,32 +180,9 @@ pub enum Database {
     },
 }
 
-/// A text that is never printed.
-#[derive(Clone, Default, PartialEq, Eq)]
-pub struct Secret(String);
-
-impl Secret {
-    /// Returns the text itself, for the one place that needs it.
-    pub fn expose(&self) -> &str {
-        &self.0
-    }
-}
-
 impl From<Secret> for Database {
     fn from(url: Secret) -> Database {
         Database::Url(url)
-    }
-}
-
-impl<T: Into<String>> From<T> for Secret {
-    fn from(text: T) -> Secret {
-        Secret(text.into())
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("…")
     }
 }
 
@@ -256,28 +231,15 @@ pub enum PasswordHashing {
 }
 
 impl PasswordHashing {
-    /// Returns Argon2's cost: KiB of memory, passes, lanes.
-    pub(crate) fn cost(self) -> (u32, u32, u32) {
-        match self {
+    /// Returns the parameters of Argon2.
+    #[doc(hidden)]
+    pub fn params(self) -> Params {
+        let (memory, passes, lanes) = match self {
             PasswordHashing::Owasp => (19_456, 2, 1),
             PasswordHashing::LeastCostForTests => (8, 1, 1),
-        }
+        };
+        Params::new(memory, passes, lanes, None).expect("the costs are within Argon2's bounds")
     }
-
-    /// Returns the bytes of memory that one hash takes.
-    pub(crate) fn memory(self) -> usize {
-        (self.cost().0 as usize) << 10
-    }
-}
-
-/// A variable that cannot be used.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{variable}: {problem}")]
-pub struct ConfigError {
-    /// Name of the variable, or of the field if no variable sets it.
-    pub variable: &'static str,
-    /// The problem with its value, never a secret's text.
-    pub problem: String,
 }
 
 impl Config {
@@ -327,9 +289,10 @@ impl Config {
         }
         let input = self.limits.max_body_bytes.saturating_add(self.limits.max_head_bytes);
         // The largest page, or a usual one while a password is hashed.
-        let page = |user: usize| user.saturating_mul(self.max_per_page as usize).saturating_add(REST_OF_PAGE);
-        let hash = self.password_hashing.memory();
-        let work = page(LARGEST_USER).max(page(USUAL_USER).saturating_add(hash)).saturating_add(WORK_RESERVE);
+        let page = |user| page::memory(self.max_per_page as usize, user);
+        let hash = (self.password_hashing.params().m_cost() as usize) << 10;
+        let work =
+            page(user::LARGEST).max(page(user::USUAL).saturating_add(hash)).saturating_add(WORK_RESERVE);
         // While a page is made, its rows and its text are in memory.
         let least = input.saturating_add(work.saturating_mul(2));
         if self.limits.memory_budget >= least {

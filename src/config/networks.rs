@@ -56,15 +56,6 @@ fn network(entry: &str) -> Option<IpNet> {
     }
 }
 
-/// The key that a peer is counted by: an address, an IPv6 network, or all of a Unix socket.
-pub type PeerKey = Option<IpAddr>;
-
-/// Returns the address by which a peer is counted: an IPv6 peer usually has a whole /64 to itself.
-pub fn counted_as(peer: IpAddr) -> IpAddr {
-    let bits = if peer.is_ipv4() { 32 } else { 64 };
-    IpNet::new(peer, bits).expect("an address has as many bits").network()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,17 +101,5 @@ mod tests {
             assert_eq!(text.parse::<TrustedProxies>(), Err(wrong));
         }
         assert_eq!(trusted.to_string().parse(), Ok(trusted));
-    }
-
-    #[test]
-    fn peers_are_counted_by_address_or_network() {
-        let rows = [
-            ("127.0.0.2", "127.0.0.2"),
-            ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
-            ("2001:db8:1:3:3:4:5:6", "2001:db8:1:3::"),
-        ];
-        for (peer, expected) in rows {
-            assert_eq!(counted_as(peer.parse().unwrap()), expected.parse::<IpAddr>().unwrap());
-        }
     }
 }

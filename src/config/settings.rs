@@ -5,9 +5,10 @@
 //! variable, its check, `userd --help` and the test that compares that page follow from the row.
 
 use super::Database::{self, Parts};
-use super::{AllowedOrigins, Config, ConfigError, TrustedProxies, value::*};
+use super::{AllowedOrigins, Config, TrustedProxies, value::*};
+use crate::{error::ConfigError, secret};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::{ffi::OsString, fs};
 
 /// One variable that the command reads. The table is [`SETTINGS`].
 #[derive(Debug)]
@@ -235,7 +236,7 @@ fn assigned(variable: &'static str, lookup: &Lookup) -> Result<Option<(&'static 
     if value.is_some() {
         return Err(problem(file, format!("cannot be set together with {variable}")));
     }
-    let text = read_secret(Path::new(&path)).map_err(|line| refused(file, Some(&path), line))?;
+    let text = secret::read(Path::new(&path)).map_err(|line| refused(file, Some(&path), line))?;
     Ok(Some((file, text)))
 }
 
@@ -251,13 +252,6 @@ pub fn is_connection_string(text: &str) -> bool {
     let (scheme, rest) = text.split_once("://").unwrap_or_default();
     let has_user = rest.split([',', ' ']).next().is_some_and(|address| address.contains('@'));
     has_user || scheme.contains("postgres") || text.contains("password=") && text.contains("host=")
-}
-
-/// Returns the text of a file without the end of its last line, and without a byte order mark. The error names the file.
-pub(crate) fn read_secret(path: &Path) -> Result<String, String> {
-    let content = fs::read_to_string(path).map_err(|error| format!("cannot read {path:?}: {error}"))?;
-    let line = without_line_end(content.strip_prefix('\u{feff}').unwrap_or(&content));
-    if line.is_empty() { Err(format!("{path:?} is empty")) } else { Ok(line.to_owned()) }
 }
 
 #[cfg(test)]

@@ -3,7 +3,8 @@
 //! Each takes the text of the variable, which is not empty, or `None` to check the value that the field has. Errors are
 //! printed behind the variable's name, and never have a secret's text.
 
-use super::{ConfigError, Secret};
+use crate::error::ConfigError;
+use crate::secret::{Secret, without_line_end};
 use std::{fmt::Display, ops::RangeInclusive, path::PathBuf, str::FromStr, time::Duration};
 
 /// The text of the variable that would set the value: empty for none, `***` for a secret. `None` if the configuration has
@@ -113,11 +114,6 @@ pub(super) fn tokens(field: &mut Option<Secret>, text: Option<&str>) -> Shown {
         return Err("must be printable ASCII, without quotes around it or Bearer before it".to_owned());
     }
     secret(field, text)
-}
-
-/// Returns a text without the line end that an editor or `echo` has put behind it. A password may end in spaces.
-pub(super) fn without_line_end(text: &str) -> &str {
-    text.trim_end_matches(['\r', '\n'])
 }
 
 /// Parses the entries of a list, which commas or white space separate.

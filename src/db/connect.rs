@@ -6,8 +6,8 @@ use super::session::Session;
 use super::sqlstate::{asks_for_tls, explain, is_answered, is_final, is_unusable_answer};
 use super::target::Target;
 use super::tls::{self, Connector};
-use crate::config::{Config, Database, read_secret};
-use crate::error::StartError;
+use crate::config::{Config, Database};
+use crate::{error::StartError, secret};
 use parking_lot::Mutex;
 use postgres::Client;
 use postgres::config::{Host, LoadBalanceHosts, SslMode, TargetSessionAttrs};
@@ -292,7 +292,7 @@ impl Servers {
     fn password(&self) -> Option<Vec<u8>> {
         let mut password = self.password.lock();
         if let Some(file) = &self.config.db_password_file {
-            let read = read_secret(file).and_then(|text| match self.config.database {
+            let read = secret::read(file).and_then(|text| match self.config.database {
                 Database::Parts { .. } => Ok(Some(text.into_bytes())),
                 Database::Url(_) => {
                     Ok(Target::parse(&text, Some(""))?.hosts[0].get_password().map(<[u8]>::to_vec))

@@ -5,7 +5,7 @@ use super::explain;
 use super::findings::{BLOCKED, ROW_SECURITY, hazards};
 use super::session::lines;
 use super::sqlstate::{is_missing, is_of_other_columns};
-use crate::{config::ConfigError, error::StartError};
+use crate::error::{ConfigError, StartError};
 use postgres::{Client, Row, Transaction, types::Type};
 use refinery::{Migration, Runner};
 use std::{collections::BTreeSet, error::Error, mem, path::Path, thread, time::Duration};

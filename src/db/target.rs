@@ -3,7 +3,8 @@
 //! libpq writes differently. Opens no connection. No error, warning or log line repeats a value or an unknown name.
 
 use super::tls::{TlsSettings, Verify};
-use crate::config::{Config, ConfigError, Database, nearest};
+use crate::config::{Config, Database, nearest};
+use crate::error::ConfigError;
 use crate::http::percent_decode;
 use postgres::config::{Host, SslMode};
 use std::{borrow::Cow, collections::HashMap, error::Error, fmt, path::Path, time::Duration};

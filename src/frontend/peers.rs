@@ -1,6 +1,7 @@
 //! Peers of connections, and which connections may be closed for others. Pure.
 
-use crate::config::{PeerKey, TrustedProxies, counted_as};
+use crate::config::TrustedProxies;
+use crate::http::{PeerKey, counted_as};
 use std::{fmt, net::IpAddr};
 
 /// The peer of a connection, or a client that it speaks for.

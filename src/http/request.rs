@@ -1,7 +1,8 @@
 //! A request as a value: method, target, fields, body.
 
 use serde_json::Value;
-use std::{borrow::Cow, fmt, net::IpAddr};
+use std::net::{IpAddr, Ipv6Addr};
+use std::{borrow::Cow, fmt};
 use strum::VariantArray;
 
 /// The methods that routes are told apart by.
@@ -60,6 +61,17 @@ pub struct Request {
     pub body: Vec<u8>,
     /// The client's address, behind a trusted proxy too. `None` on a Unix socket, and without a socket.
     pub peer: Option<IpAddr>,
+}
+
+/// The key that a peer is counted by: an address, an IPv6 network, or all of a Unix socket.
+pub type PeerKey = Option<IpAddr>;
+
+/// Returns the address by which a peer is counted: an IPv6 peer usually has a whole /64 to itself.
+pub fn counted_as(peer: IpAddr) -> IpAddr {
+    match peer {
+        IpAddr::V4(_) => peer,
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+    }
 }
 
 /// Shows neither the values of the fields, of which one may be a token, nor the body, which may hold a password.
@@ -171,6 +183,18 @@ pub fn percent_decode(text: &str) -> Option<Cow<'_, str>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn peers_are_counted_by_address_or_network() {
+        let rows = [
+            ("127.0.0.2", "127.0.0.2"),
+            ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+            ("2001:db8:1:3:3:4:5:6", "2001:db8:1:3::"),
+        ];
+        for (peer, expected) in rows {
+            assert_eq!(counted_as(peer.parse().unwrap()), expected.parse::<IpAddr>().unwrap());
+        }
+    }
 
     #[test]
     fn percent_decoding() {

@@ -3,7 +3,7 @@
 use crate::error::{Error, HAS_NUL, Violation};
 use crate::http::{Request, percent_decode};
 use crate::users::email;
-use crate::users::pagination::{ListRequest, PageRequest, Selection};
+use crate::users::page::{ListRequest, PageRequest, Selection};
 use crate::users::user::parse_id;
 use percent_encoding::percent_decode_str;
 

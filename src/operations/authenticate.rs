@@ -3,11 +3,11 @@
 //! An address without a user takes the same steps as one with a user, and the same time.
 
 use super::{Lane, Needs, Operations, Outcome};
-use crate::config::{PeerKey, Secret, counted_as};
 use crate::db::{none_if_untranslatable, rows::credential, session::Param};
 use crate::error::Error;
-use crate::http::{Request, Response};
+use crate::http::{PeerKey, Request, Response, counted_as};
 use crate::input::body;
+use crate::secret::Secret;
 use crate::users::password::{Match, PasswordHash};
 use crate::users::{relation::Relation, user::User};
 use postgres::types::Type;

@@ -4,10 +4,9 @@
 //! thread that hashes looks the key up and hashes first.
 
 use super::{Change, Item, Lane, Needs, Operations, Outcome};
-use crate::config::counted_as;
 use crate::db::{Pool, session::Param};
 use crate::error::Error;
-use crate::http::{Request, Response};
+use crate::http::{Request, Response, counted_as};
 use crate::input::{self, etag, validation::BodySchema};
 use crate::users::idempotency::{Fingerprint, Key};
 use crate::users::password::{Match, PasswordHash};

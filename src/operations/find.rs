@@ -109,7 +109,7 @@ mod tests {
     fn ada_and_bob(production: bool) -> (ScratchDatabase, App) {
         let database = ScratchDatabase::create().unwrap();
         let app = App::open(&Config { production, db_pool_size: 2, ..database.config() }).unwrap();
-        let hash = Hasher::new(PasswordHashing::Owasp).hash(&PASSWORD.into()).unwrap();
+        let hash = Hasher::new(PasswordHashing::Owasp.params()).hash(&PASSWORD.into()).unwrap();
         let (ada, bob) = (create("Ada", "ada@example.com"), create("Bob", "bob@example.com"));
         let deadline = Instant::now() + LONG;
         for create in [Create { hash: Some(hash), ..ada }, bob] {
@@ -153,7 +153,7 @@ mod tests {
         let (ada, bob) = (users.find_many(&[1]).unwrap().remove(0), users.find_many(&[2]).unwrap().remove(0));
         assert!(!ada.credential.is_loaded() && !bob.credential.is_loaded());
         let credential = ada.credential.get().unwrap().expect("Ada has a password");
-        let hasher = Hasher::new(PasswordHashing::Owasp);
+        let hasher = Hasher::new(PasswordHashing::Owasp.params());
         let check = |password: &str| hasher.check(&password.into(), Some(&credential.password_hash));
         assert!(check(PASSWORD) != Match::None && check("battery staple") == Match::None);
         assert!(bob.credential.get().unwrap().is_none());

@@ -5,7 +5,7 @@ use crate::db::{none_if_untranslatable, session::Param};
 use crate::error::Error;
 use crate::http::{Request, Response};
 use crate::input::list_request;
-use crate::users::pagination::{ListRequest, Listed, PageRequest, Selection};
+use crate::users::page::{ListRequest, Listed, PageRequest, Selection};
 use crate::users::user::User;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use postgres::types::Type;

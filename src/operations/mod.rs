@@ -23,11 +23,12 @@ pub use list::List;
 pub use update::Update;
 
 use crate::budget::Budget;
-use crate::config::{Config, Secret};
+use crate::config::Config;
 use crate::db::{Pool, is_of_rows, is_of_value, rows};
 use crate::error::Error;
 use crate::http::Response;
 use crate::input::{etag, validation::BodySchemas};
+use crate::secret::Secret;
 use crate::users::password::{Hasher, PasswordHash};
 use crate::users::relation::Loader;
 use crate::users::revision::Condition;
@@ -161,7 +162,7 @@ impl Operations {
             schemas: BodySchemas::new(config.schema, config.validation),
             max_per_page: config.max_per_page,
             throttle: Throttle::new(config.auth_attempts),
-            hasher: Hasher::new(config.password_hashing),
+            hasher: Hasher::new(config.password_hashing.params()),
             budget: Budget::new(config.limits.memory_budget),
             request_timeout: config.limits.request_timeout,
         }

@@ -4,7 +4,7 @@
 //! the peer with the most of them is refused further accounts, and any other peer takes the place of that peer's oldest
 //! pair. Knows nothing of passwords or of the database: an account that does not exist is counted like any other.
 
-use crate::{config::PeerKey, error::Error};
+use crate::{error::Error, http::PeerKey};
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque, hash_map::RandomState};
 use std::time::{Duration, Instant};

@@ -3,10 +3,11 @@
 use super::databases::{ScratchDatabase, failed, small};
 use super::{Control, Fault};
 use crate::App;
-use crate::config::{Config, PasswordHashing, Secret};
+use crate::config::{Config, PasswordHashing};
 use crate::db::blocking::outside_of_runtimes;
 use crate::error::{self, StartError};
 use crate::operations::Create;
+use crate::secret::Secret;
 use crate::server::{BoundServer, Server};
 use crate::users::email;
 use crate::users::user::{NewUser, User};

@@ -63,7 +63,7 @@ impl Rules<'_> {
         let parts = paths["name"].split('+').map(|part| part.trim().to_owned());
         let parts = parts.filter(|part| !part.is_empty() && paths["name"].contains('+')).collect();
         let validation = BodySchemas::new(config.schema, Mode::Declarative);
-        let hasher = Hasher::new(config.password_hashing);
+        let hasher = Hasher::new(config.password_hashing.params());
         Rules { import, validation, hasher, paths, parts }
     }
 

@@ -3,7 +3,7 @@
 pub(crate) mod email;
 mod formats;
 pub mod idempotency;
-pub mod pagination;
+pub mod page;
 pub mod password;
 pub(crate) mod relation;
 pub mod revision;

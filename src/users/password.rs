@@ -3,8 +3,8 @@
 pub use super::formats::is_hash;
 
 use super::formats::{HashFormat, canonical};
-use crate::config::{PasswordHashing, Secret};
 use crate::error::Error;
+use crate::secret::Secret;
 use argon2::{Algorithm, Argon2, Params, PasswordHasher, Version, password_hash::phc::PasswordHash as Phc};
 use serde_json::Value;
 use std::iter;
@@ -65,10 +65,9 @@ pub struct Hasher {
 }
 
 impl Hasher {
-    /// Returns a hasher of this cost.
-    pub fn new(cost: PasswordHashing) -> Hasher {
-        let (memory, passes, lanes) = cost.cost();
-        let params = Params::new(memory, passes, lanes, None).expect("the costs are within Argon2's bounds");
+    /// Returns a hasher with these parameters.
+    pub fn new(params: Params) -> Hasher {
+        let (memory, passes, lanes) = (params.m_cost(), params.t_cost(), params.p_cost());
         let unknown = format!(
             "$argon2id$v=19$m={memory},t={passes},p={lanes}$bm9ib2R5IGtub3dzIGl0$\
              AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
@@ -129,6 +128,7 @@ impl Hasher {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::PasswordHashing;
     use base64ct::{Base64Unpadded, Encoding};
     use nix::time::{ClockId, clock_gettime};
     use std::time::Duration;
@@ -146,8 +146,8 @@ mod tests {
 
     #[test]
     fn round_trip() {
-        let owasp = Hasher::new(PasswordHashing::Owasp);
-        let least = Hasher::new(PasswordHashing::LeastCostForTests);
+        let owasp = Hasher::new(PasswordHashing::Owasp.params());
+        let least = Hasher::new(PasswordHashing::LeastCostForTests.params());
         for (hasher, other) in [(&owasp, &least), (&least, &owasp)] {
             let hashed = hasher.hash(&"correct horse".into()).unwrap();
             // The cost is the hash's own.
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn a_damaged_hash_matches_nothing() {
-        let hasher = Hasher::new(PasswordHashing::LeastCostForTests);
+        let hasher = Hasher::new(PasswordHashing::LeastCostForTests.params());
         assert!(!matches(&hasher, "x", Some(&PasswordHash::from_phc("x".into()))));
     }
 
@@ -182,7 +182,7 @@ mod tests {
         ];
         for text in good {
             let hash = PasswordHash::imported(text.clone().into()).unwrap();
-            let hasher = Hasher::new(PasswordHashing::LeastCostForTests);
+            let hasher = Hasher::new(PasswordHashing::LeastCostForTests.params());
             let is_real = !text.starts_with("$argon");
             assert_eq!(matches(&hasher, "correct horse", Some(&hash)), is_real, "{text}");
             assert!(!matches(&hasher, "correct horsf", Some(&hash)), "{text}");
@@ -295,7 +295,7 @@ mod tests {
         // Each has a second form, which is as long: U+0340 is U+0300 in NFC.
         let passwords =
             [4_096, 65_000].map(|bytes| Secret::from(&*format!("\u{340}{}", "a".repeat(bytes - 2))));
-        let hasher = Hasher::new(PasswordHashing::Owasp);
+        let hasher = Hasher::new(PasswordHashing::Owasp.params());
         let ours = (0..5).map(|_| took(|| drop(hasher.hash(&PASSWORD.into()).unwrap()))).min().unwrap();
         // The loop of PBKDF2 is compiled for this crate: without optimization, each of its rounds takes eight times as long.
         let is_slow = |hash: &str| cfg!(debug_assertions) && hash.starts_with("$pbkdf2");
@@ -323,7 +323,7 @@ mod tests {
 
     #[test]
     fn a_long_password_matches_argon2id_alone() {
-        let hasher = Hasher::new(PasswordHashing::Owasp);
+        let hasher = Hasher::new(PasswordHashing::Owasp.params());
         let [read, long] = [4_096, 4_097].map(|bytes| Secret::from("x".repeat(bytes)));
         // Bcrypt reads 72 bytes.
         let bcrypt = bcrypt::hash_with_salt("x".repeat(72), 4, [7; 16]).unwrap().to_string();
@@ -343,7 +343,7 @@ mod tests {
     fn formats_of_other_programs() {
         const BCRYPT: &str = "$05$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2";
         let of = |secret: &str| secret.to_owned();
-        let least = Hasher::new(PasswordHashing::LeastCostForTests).hash(&PASSWORD.into()).unwrap();
+        let least = Hasher::new(PasswordHashing::LeastCostForTests.params()).hash(&PASSWORD.into()).unwrap();
         let least = least.as_phc();
         let sha512 =
             "oSKce4SGrSKsJabCWZfpe2MmVOPtl4paOjoD1njLdjo3le9sMBwq0q7ivJFcrXSTMQ0HjlOn/J48J9WZe4uR0g==";
@@ -420,14 +420,14 @@ mod tests {
             (
                 format!(
                     "argon2{}",
-                    Hasher::new(PasswordHashing::LeastCostForTests).hash(&PASSWORD.into()).unwrap().as_phc()
+                    Hasher::new(PasswordHashing::LeastCostForTests.params()).hash(&PASSWORD.into()).unwrap().as_phc()
                 )
                 .into(),
                 "$argon2id$",
                 of(PASSWORD),
             ),
         ];
-        let hasher = Hasher::new(PasswordHashing::Owasp);
+        let hasher = Hasher::new(PasswordHashing::Owasp.params());
         for (value, stored, password) in rows {
             let hash = PasswordHash::imported(value.clone()).unwrap();
             assert!(hash.as_phc().starts_with(stored), "{value}");
@@ -504,7 +504,7 @@ mod tests {
     #[test]
     fn one_password_in_two_forms_is_one() {
         let (composed, decomposed) = ("\u{e9}-password", "e\u{301}-password");
-        let hasher = Hasher::new(PasswordHashing::Owasp);
+        let hasher = Hasher::new(PasswordHashing::Owasp.params());
         for sent in [composed, decomposed] {
             let hash = hasher.hash(&sent.into()).unwrap();
             for typed in [composed, decomposed] {
@@ -543,9 +543,10 @@ mod tests {
         ];
         for (text, password, expected) in rows {
             let format = HashFormat::parse(&text).unwrap();
-            let found = Hasher::new(PasswordHashing::Owasp).is_outdated(&format, password);
+            let found = Hasher::new(PasswordHashing::Owasp.params()).is_outdated(&format, password);
             assert_eq!(found, expected, "{text} {password:?}");
-            let least = Hasher::new(PasswordHashing::LeastCostForTests).is_outdated(&format, password);
+            let least =
+                Hasher::new(PasswordHashing::LeastCostForTests.params()).is_outdated(&format, password);
             assert_eq!(least, expected && text.starts_with("$2b$"), "{text} {password:?}");
         }
     }
@@ -555,13 +556,13 @@ mod tests {
         let rows =
             [(PasswordHashing::Owasp, (19_456, 2, 1)), (PasswordHashing::LeastCostForTests, (8, 1, 1))];
         for (setting, expected) in rows {
-            let hasher = Hasher::new(setting);
+            let hasher = Hasher::new(setting.params());
             // Were the text malformed, unknown users would be answered at once.
             assert_eq!(cost(&hasher.unknown), expected);
             let hash = hasher.hash(&"x".into()).unwrap();
             assert_eq!(cost(&hash), expected);
             assert_eq!(hasher.memory(Some(&hash)), (expected.0 as usize) << 10);
-            assert_eq!(hasher.memory(None), setting.memory());
+            assert_eq!(hasher.memory(None), (setting.params().m_cost() as usize) << 10);
         }
         assert_eq!(crate::Config::default().password_hashing, PasswordHashing::Owasp);
     }

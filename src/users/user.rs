@@ -2,8 +2,8 @@
 //!
 //! Knows neither SQL nor HTTP; values come as JSON objects and leave as JSON.
 
-use crate::config::Secret;
 use crate::error::{Error, HAS_NUL, Violation};
+use crate::secret::Secret;
 use crate::users::{password::PasswordHash, relation::Relation, revision::Revision, timestamp};
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
@@ -20,6 +20,11 @@ pub const EMAIL_MAX: usize = 254;
 
 /// Characters of the shortest password, as the create schemas have it.
 pub const PASSWORD_MIN: usize = 8;
+
+/// Bytes of memory of a usual user in a page, and of the largest one: as JSON, a character of a text may take six bytes
+/// (`\u0001`), and the other members take less than 256.
+pub const USUAL: usize = 1 << 10;
+pub const LARGEST: usize = (6 * (NAME_MAX + EMAIL_MAX) + 256).next_multiple_of(1 << 10);
 
 /// Names of the fields that answers, exports and imports have of a user.
 pub const FIELDS: [&str; 5] = ["id", "name", "email", "createdAt", "updatedAt"];

@@ -11,7 +11,7 @@ use crate::frontend::{
     connection::{Action, Connection},
     peers::{Expendable, Peer, may_displace},
 };
-use crate::{config::PeerKey, error::Reason};
+use crate::{error::Reason, http::PeerKey};
 use mio::{Interest, Token, unix::SourceFd};
 use socket2::Socket;
 use std::io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted, WouldBlock};

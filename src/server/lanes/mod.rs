@@ -9,7 +9,7 @@
 //!   statement of its change has ended;
 //! - a command that met a lock is retried alone after a pause, and retries take half of the sessions for writes.
 
-use crate::config::PeerKey;
+use crate::http::PeerKey;
 use crate::operations::{Lane, Needs, retry_pause};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::mem;

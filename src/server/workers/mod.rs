@@ -29,7 +29,7 @@ use super::lanes::{Batch, Capacity, Lanes, Queued};
 use crate::app::App;
 use crate::error::{Error, Reason};
 use crate::operations::{Command, Needs, Outcome};
-use crate::{config::counted_as, frontend::Slots};
+use crate::{frontend::Slots, http::counted_as};
 pub use faults::{Fault, Faults};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use requests::{Job, MEMORY_WAIT, guard};

@@ -54,6 +54,12 @@ pub struct PageRequest {
     pub is_from_end: bool,
 }
 
+/// Returns the bytes of memory that a page of so many users is made with; `user`: bytes of each.
+pub fn memory(users: usize, user: usize) -> usize {
+    const REST_OF_PAGE: usize = 64 << 10;
+    user.saturating_mul(users).saturating_add(REST_OF_PAGE)
+}
+
 impl PageRequest {
     /// Returns the number of users before the page, at most 2^63 - 1.
     pub fn offset(self) -> i64 {
