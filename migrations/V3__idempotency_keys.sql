@@ -1,4 +1,4 @@
--- Answers of creates with an Idempotency-Key, for 24 hours. Older rows count as absent, and the service removes them.
+-- Answers of creates with an Idempotency-Key. Rows that have expired count as absent, and the service removes them.
 --
 -- A row is written by the statement that creates its user. It refers to no user: it outlives the user, whose values it
 -- holds as they were answered. A delete of the user erases these: then the row only says that the key was used.
@@ -6,19 +6,14 @@
 select set_config('search_path', format('%I, pg_temp', current_schema()), true);
 
 create table idempotency_keys (
-    key bytea primary key,       -- SHA-256 of the key
-    fingerprint bytea not null,  -- SHA-256 of the body without the password; empty if the user was deleted
-    password_hash varchar(512),
-    id bigint not null,
-    name varchar(1000) not null,
-    email varchar(254) not null,
-    created_at timestamptz not null,
-    updated_at timestamptz not null,
-    version bigint not null,
-    kept_since timestamptz not null default now()
+    key bytea primary key,  -- SHA-256 of the key
+    user_id bigint not null,
+    -- The user, the hash of its password, and the SHA-256 of the body without the password; null if the user was deleted.
+    answer jsonb,
+    expires_at timestamptz not null
 );
-create index idempotency_keys_kept_since on idempotency_keys (kept_since);
-create index idempotency_keys_id on idempotency_keys (id);
+create index idempotency_keys_expires_at on idempotency_keys (expires_at);
+create index idempotency_keys_user_id on idempotency_keys (user_id);
 
 -- Has the owner's rights, for roles that may delete users and nothing else. A plan that was made for an empty table must
 -- use the index.
@@ -26,11 +21,9 @@ create function idempotency_erase() returns trigger language plpgsql security de
 set search_path from current set enable_seqscan = off as $$
 begin
     if tg_op = 'DELETE' then
-        update idempotency_keys set fingerprint = '', password_hash = null, name = '', email = ''
-            where id = any (array(select id from changed));
+        update idempotency_keys set answer = null where user_id = any (array(select id from changed));
     else
-        update idempotency_keys set fingerprint = '', password_hash = null, name = '', email = ''
-            where fingerprint <> bytea '';
+        update idempotency_keys set answer = null where answer is not null;
     end if;
     return null;
 end $$;

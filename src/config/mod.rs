@@ -95,7 +95,7 @@ with_defaults! {
         /// The time at which bodies are checked, and the answer to a violation.
         pub validation: Validation = Validation::Declarative,
         /// The largest `perPage`.
-        pub max_per_page: u32 = 1000,
+        pub max_per_page: u32 = page::MAX_USERS,
         /// A directory of migrations instead of the built-in ones.
         pub migrations_dir: Option<PathBuf> = None,
         /// Applies missing migrations at start; otherwise a start without them is refused. No variable sets it.
@@ -155,6 +155,14 @@ with_defaults! {
         pub trusted_proxies: TrustedProxies = TrustedProxies::default(),
         /// Origins whose pages may use the service from a browser (CORS). Any origin (`*`) needs a token.
         pub allowed_origins: AllowedOrigins = AllowedOrigins::default(),
+    }
+}
+
+impl Limits {
+    /// The longest time of a statement, and of the retries of a command that meets locks: the rest of a request's time is
+    /// left for its answer.
+    pub(crate) fn statement_timeout(&self) -> Duration {
+        self.request_timeout / 2
     }
 }
 

@@ -123,7 +123,7 @@ impl Servers {
 
     /// Returns the longest time that a statement of a service may take.
     pub fn statement_timeout(&self) -> Duration {
-        self.config.limits.request_timeout / 2
+        self.config.limits.statement_timeout()
     }
 
     /// Connections of earlier epochs are not to be used any more: a server has ended one of them or does not answer, or

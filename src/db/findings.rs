@@ -86,7 +86,7 @@ const ADDED: &str = "\
     from ours join pg_attribute on attrelid = oid \
     where attnum > 0 and not attisdropped and attnotnull and not atthasdef and attidentity::text = '' \
         and attname::text <> all (array['id', 'name', 'email', 'created_at', 'updated_at', 'version', 'user_id', \
-            'password_hash', 'key', 'fingerprint', 'kept_since', 'block', 'n']) \
+            'password_hash', 'key', 'answer', 'expires_at', 'block', 'n']) \
     union all \
     select format('changes get 500, as another program''s rule %1$I on %2$s rewrites them: \
         `drop rule %1$I on %2$s`, or give userd a schema of its own', rulename, qualified) \

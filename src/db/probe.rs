@@ -28,8 +28,8 @@ const SILENCE: Duration = Duration::from_millis(2500);
 /// Removes keys that have expired, but no row that another session is removing.
 const REMOVE_EXPIRED: &str = "
     delete from idempotency_keys where key = any (array(
-        select key from idempotency_keys where kept_since <= now() - interval '24 hours'
-        order by kept_since limit 1000 for update skip locked))
+        select key from idempotency_keys where expires_at <= now()
+        order by expires_at limit 1000 for update skip locked))
     returning key";
 
 /// The most rows that [`REMOVE_EXPIRED`] removes.

@@ -69,21 +69,17 @@ const CREATE_MANY: &str = r#"
 
 /// Creates users, or finds answers that were kept of their keys. $1 and $2: names and addresses. $3: hashes of the
 /// passwords, or nulls. $4 and $5: digests of the keys, no two of which are equal, and of the bodies, or nulls. A user
-/// without a row has an address that is taken. For the position, see `CREATE_MANY`. Removes some keys that have expired,
-/// more than a batch stores, but no row that another session is removing.
+/// without a row has an address that is taken. For the position, see `CREATE_MANY`. The answer to a create is kept for 24
+/// hours, as JSON of its row.
 const CREATE_WITH_KEYS: &str = r#"
     with given as materialized (
         select * from unnest($1::text[], $2::text[], $3::text[], $4::bytea[], $5::bytea[])
             with ordinality as given (name, email, password_hash, key, fingerprint, position)
     ), found as materialized (
-        select keys.*, given.position, keys.kept_since > now() - interval '24 hours' as is_kept
+        select keys.*, position, expires_at > now() as is_kept
         from given, lateral (select * from idempotency_keys k where k.key = given.key limit 1) keys
-    ), old as materialized (
-        select key from idempotency_keys
-        where kept_since <= now() - interval '24 hours' order by kept_since limit 100 for update skip locked
     ), expired as (
-        delete from idempotency_keys
-        where key = any (array(select key from found where not is_kept union select key from old)) returning key
+        delete from idempotency_keys where key = any (array(select key from found where not is_kept)) returning key
     ), new as materialized (
         select name, email, position from given
         where position <> all (array(select position from found where is_kept)) order by lower(email collate "C"), position
@@ -98,23 +94,25 @@ const CREATE_WITH_KEYS: &str = r#"
         select c.id, g.password_hash from created c join given g on g.position = c.position
         where g.password_hash is not null
     ), keeping as (
-        insert into idempotency_keys
-            (key, fingerprint, password_hash, id, name, email, created_at, updated_at, version)
-        select key, fingerprint, password_hash, id, c.name, c.email, created_at, updated_at, version
+        insert into idempotency_keys (key, user_id, expires_at, answer)
+        select g.key, c.id, now() + interval '24 hours', to_jsonb(c) ||
+            jsonb_build_object('fingerprint', g.fingerprint, 'password_hash', g.password_hash)
         from created c join given g on g.position = c.position
         -- Before a row is written, the expired one that it replaces is gone.
-        where key is not null and (select count(*) from expired) >= bigint '0'
+        where g.key is not null and (select count(*) from expired) >= bigint '0'
     )
-    select id, name, email, created_at, updated_at, version, position,
-        null::bytea as fingerprint, null::text as password_hash
-    from created
+    select *, null::bytea as fingerprint, null::text as password_hash from created
     union all
-    select id, name, email, created_at, updated_at, version, position, fingerprint, password_hash
-    from found where is_kept"#;
+    select u.id, u.name, u.email, u.created_at, u.updated_at, u.version, found.position, u.fingerprint, u.password_hash
+    from found, jsonb_to_record(answer) as u (id bigint, name text, email text, created_at timestamptz,
+        updated_at timestamptz, version bigint, fingerprint bytea, password_hash text)
+    where is_kept"#;
 
+/// Finds a kept answer. All columns are null if the user was deleted since.
 const FIND_KEPT: &str = "
-    select id, name, email, created_at, updated_at, version, fingerprint, password_hash from idempotency_keys
-    where key = $1 and kept_since > now() - interval '24 hours'";
+    select u.* from idempotency_keys, jsonb_to_record(answer) as u (id bigint, name text, email text,
+        created_at timestamptz, updated_at timestamptz, version bigint, fingerprint bytea, password_hash text)
+    where key = $1 and expires_at > now()";
 
 /// The user that a create has stored, or that an earlier create with its key has.
 #[derive(Debug)]
@@ -209,7 +207,7 @@ impl Create {
 }
 
 impl Operations {
-    /// Finds the answer that was kept of a key within the last 24 hours. One round trip. [`Error::Gone`] if its user was
+    /// Finds the answer that was kept of a key that has not expired. One round trip. [`Error::Gone`] if its user was
     /// deleted since.
     fn find_kept(&self, key: &Key) -> Result<Option<Created>, Error> {
         let rows = self.pool.execute(FIND_KEPT, &[(&key.0.as_slice(), Type::BYTEA)], None)?;
@@ -218,10 +216,12 @@ impl Operations {
 
     /// Reads the outcome of a create.
     fn created(&self, row: &Row) -> Result<Created, Error> {
+        // A delete of the user has erased the answer.
+        row.try_get::<_, Option<i64>>("id")?.ok_or(Error::Gone)?;
         let (mut earlier, mut password_hash) = (None, None);
         if let Some(digest) = row.try_get::<_, Option<&[u8]>>("fingerprint")? {
-            // A delete of the user has emptied the fingerprint.
-            earlier = Some(Fingerprint(digest.try_into().map_err(|_| Error::Gone)?));
+            let digest = digest.try_into().map_err(|_| Error::Internal("a fingerprint is damaged".into()))?;
+            earlier = Some(Fingerprint(digest));
             password_hash = row.try_get::<_, Option<String>>("password_hash")?.map(PasswordHash::from_phc);
         }
         Ok(Created { user: self.user(row)?, earlier, password_hash })

@@ -95,7 +95,7 @@ impl BoundServer {
                 sessions: config.workers.min(config.db_pool_size as usize),
                 hashers: app.operations.hashers(),
                 cores: thread::available_parallelism().map_or(1, usize::from),
-                retry_for: config.limits.request_timeout / 2,
+                retry_for: config.limits.statement_timeout(),
             };
             let workers = Workers::start(http, slots, app.clone(), capacity, faults)?;
             let _ = app.metrics.source.set(workers.figures());

@@ -86,10 +86,9 @@ impl Control {
 
     /// Lets time pass for idempotency keys and for counts of wrong passwords.
     pub fn advance(&self, time: Duration) -> Result<(), String> {
-        // A key of 25 hours has expired, and need not become older.
+        // A key that has expired need not become older.
         let age = format!(
-            "update idempotency_keys set kept_since = \
-             greatest(kept_since - interval '{} seconds', now() - interval '25 hours')",
+            "update idempotency_keys set expires_at = greatest(expires_at - interval '{} seconds', now())",
             time.as_secs_f64()
         );
         self.run(&age).map_err(|error| explain(&error))?;

@@ -2,10 +2,6 @@
 
 use super::user::NewUser;
 use sha2::{Digest, Sha256};
-use std::time::Duration;
-
-/// The time for which the answer to a create with a key is kept.
-pub const KEPT_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A key that a client has chosen for a create: its digest, as the key itself is not stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

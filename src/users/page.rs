@@ -54,6 +54,9 @@ pub struct PageRequest {
     pub is_from_end: bool,
 }
 
+/// Users of the largest page, unless a setting says otherwise.
+pub const MAX_USERS: u32 = 1000;
+
 /// Returns the bytes of memory that a page of so many users is made with; `user`: bytes of each.
 pub fn memory(users: usize, user: usize) -> usize {
     const REST_OF_PAGE: usize = 64 << 10;

@@ -527,8 +527,6 @@ fn rows_that_could_not_be_served_are_refused_by_the_database() {
             sql BEFORE insert into users (name, email) values (repeat('é', 1001), 'a@b.co') => error 22001
             sql BEFORE set local session_replication_role = replica; insert into users (name, email) values (repeat('x', 1001), 'a@b.co') => error 22001
             sql BEFORE insert into credentials (user_id, password_hash) values (1, repeat('x', 513)) => error 22001
-            sql BEFORE insert into idempotency_keys values ('', '', null, 1, repeat('x', 1001), '', now(), now(), 1) => error 22001
-            sql BEFORE insert into idempotency_keys values ('', '', repeat('x', 513), 1, '', '', now(), now(), 1) => error 22001
             sql BEFORE insert into users (name, email) values ('n', 'a@b.co'), ('n', 'A@B.CO') => error 23505
             sql BEFORE insert into credentials (user_id, password_hash) values (7777, 'x') => error 23503
             sql insert into users (name, email) values ('n', 'n@b.co'); update users set id = default => error 23000

@@ -276,8 +276,8 @@ fn a_password_is_read_again_for_each_session() {
 #[test]
 fn keys_that_have_expired_go_whatever_is_created() {
     let database = Database::create();
-    let key = "insert into idempotency_keys (key, fingerprint, id, name, email, created_at, updated_at, version, kept_since) \
-        select sha256(i::text::bytea), '', i, 'n', 'e', now(), now(), 1, now() - interval '25 hours' * (i % 2) \
+    let key = "insert into idempotency_keys (key, user_id, expires_at) \
+        select sha256(i::text::bytea), i, now() + interval '1 hour' * (1 - 2 * (i % 2)) \
         from generate_series(1, 5200) i";
     database.run(key);
     let mut process = Process::on(&database, &[]);
@@ -285,10 +285,10 @@ fn keys_that_have_expired_go_whatever_is_created() {
     assert_eq!(client.get("/readyz").status, 200);
     let count = "select count(*) from idempotency_keys";
     eventually(LONG, "they are removed", || database.value(count) == "2600");
-    let kept = "select count(*) from idempotency_keys where kept_since > now() - interval '24 hours'";
+    let kept = "select count(*) from idempotency_keys where expires_at > now()";
     assert_eq!(database.value(kept), "2600");
     // A database that takes no changes is left alone.
-    database.run("update idempotency_keys set kept_since = now() - interval '2 days'");
+    database.run("update idempotency_keys set expires_at = now() - interval '1 day'");
     database.run(&format!("alter database {} set default_transaction_read_only = on", database.name()));
     let mut other = Process::on(&database, &[]);
     let mut client = other.client();
@@ -330,8 +330,8 @@ fn names_of_another_program_are_told_before_a_start_meets_them() {
         ("create type user_counts as (a int)", "the composite type user_counts"),
         ("create domain credentials as text", "the type credentials"),
         (
-            "create table t (id int); create index idempotency_keys_id on t (id)",
-            "the index idempotency_keys_id",
+            "create table t (id int); create index idempotency_keys_user_id on t (id)",
+            "the index idempotency_keys_user_id",
         ),
         (
             "create table t (email text); create index users_email_key on t (email)",

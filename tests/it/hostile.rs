@@ -3,12 +3,12 @@
 //! PostgreSQL takes an operator or a function for exactly the types at hand before one of `pg_catalog` for others. So the
 //! operands of each statement have the exact types of the operators of `pg_catalog`.
 
-use crate::support::{Client, Database, Process, TempDir, every_verb};
+use crate::support::{Client, Database, LONG, Process, TempDir, eventually, every_verb};
 use userd::{Config, Database as Target, Server};
 
 /// Functions that the statements call with arguments of certain types. Others take any type, as `unnest` does: in a schema
 /// where other roles may create, theirs fit better, and `userd check` says what to revoke.
-const FUNCTIONS_IN_USE: [&str; 17] = [
+const FUNCTIONS_IN_USE: [&str; 18] = [
     "lower",
     "octet_length",
     "sum",
@@ -21,6 +21,7 @@ const FUNCTIONS_IN_USE: [&str; 17] = [
     "pg_backend_pid",
     "has_table_privilege",
     "has_schema_privilege",
+    "jsonb_to_record",
     "generate_series",
     "nextval",
     "setval",
@@ -42,7 +43,7 @@ fn fill(database: &Database) {
         create sequence evil.ran;
         grant all on sequence evil.ran to public;
         create temporary table types as select oid, format_type(oid, null) as name from pg_type where typname = any
-            ('{int2,int4,int8,numeric,float8,text,varchar,name,bytea,timestamptz,interval,oid,char,_int4,_text,regclass}')
+            ('{int2,int4,int8,numeric,float8,text,varchar,name,bytea,timestamptz,interval,oid,char,_int4,_text,regclass,jsonb}')
             and typnamespace = 'pg_catalog'::regnamespace;
         create function evil.make(schema text, name text, arguments text, result text) returns void
             language plpgsql as $make$
@@ -110,13 +111,14 @@ fn everything(database: &Database, path: &str) {
             Config { db_prepared: prepared, database: Target::Url(url.as_str().into()), ..database.config() };
         let server = Server::start(Config { db_pool_size: 1, ..config }).expect("a server");
         every_verb(server.base_url(), &format!("prepared-{prepared}"));
-        database.run("update idempotency_keys set kept_since = now() - interval '25 hours'");
+        database.run("update idempotency_keys set expires_at = now()");
         let body = format!(r#"{{"name":"Eve","email":"eve-{prepared}@example.com"}}"#);
         let key = [("Idempotency-Key", "the-only-one-left")];
         let answer = Client::new(server.base_url()).request("POST", "/users", &key, body);
         assert_eq!(answer.status, 201, "{answer:?}");
-        assert_eq!(database.value("select count(*) from idempotency_keys"), "1");
         assert_eq!(Client::new(server.base_url()).get("/readyz").status, 200);
+        let keys = "select count(*) from idempotency_keys";
+        eventually(LONG, "keys that have expired are removed", || database.value(keys) == "1");
         server.stop();
     }
     let dir = TempDir::new();

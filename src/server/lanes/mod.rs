@@ -11,6 +11,7 @@
 
 use crate::http::PeerKey;
 use crate::operations::{Lane, Needs, retry_pause};
+use crate::users::page;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::mem;
 use std::time::{Duration, Instant};
@@ -34,9 +35,8 @@ const PER_WRITE: Duration = Duration::from_micros(20);
 /// A batch in flight for longer is stuck, most likely.
 const STUCK_BATCH: Duration = Duration::from_millis(5);
 
-/// Users of the lists in flight from which on no further list starts. With one more page of 1,000 users, this bounds the
-/// memory of rows.
-const LIST_USERS: usize = 1000;
+/// Users of the lists in flight from which on no further list starts. With one more page, this bounds the memory of rows.
+const LIST_USERS: usize = page::MAX_USERS as usize;
 
 /// Work that may wait for the threads that hash.
 const HASH_WAIT: Duration = Duration::from_secs(2);
