@@ -7,11 +7,15 @@ pub use crate::db::findings::{Finding, Weight};
 use crate::db::connect::Servers;
 use crate::db::findings::{BLOCKED, add, hazards};
 use crate::db::migrate::{Migrations, connect_migrated, refuse_one_session};
-use crate::db::session::lines;
-use crate::db::{counts, explain};
+use crate::db::session::{Param, lines};
+use crate::db::{TABLES, WRITTEN, counts, explain};
 use crate::{config::Config, error::StartError};
 use Weight::{Fine, Note, Problem};
 use postgres::types::Type;
+
+/// Names of tables as parameters.
+const READS: Param = (&TABLES, Type::TEXT_ARRAY);
+const WRITES: Param = (&WRITTEN, Type::TEXT_ARRAY);
 
 /// Limits of the server.
 const LIMITS: &str = "\
@@ -20,24 +24,21 @@ const LIMITS: &str = "\
     union all select 'it accepts no changes: a standby, or default_transaction_read_only is on' \
     where current_setting('transaction_read_only') = 'on'";
 
-/// Rights that requests and commands need and the role lacks; if $1 is set, those of migrations, too. Tables that do not
-/// exist yet are left out.
+/// Rights that requests and commands need and the role lacks; if $1 is set, those of migrations, too. $2: names of tables,
+/// $3: of those that are written. Tables that do not exist yet are left out.
 const MISSING_RIGHTS: &str = "\
     select format('the role may not %s %s', lower(action), name) \
-    from unnest(array['users', 'credentials', 'idempotency_keys', 'user_counts', \
-            'refinery_schema_history']) with ordinality as tables (name, position), \
-        unnest(array['SELECT', 'INSERT', 'UPDATE', 'DELETE']) action \
+    from unnest($2::text[]) name, unnest(array['SELECT', 'INSERT', 'UPDATE', 'DELETE']) action \
     where not has_table_privilege(to_regclass(name)::oid, action) \
-        and (position <= 3 or action = 'SELECT') \
+        and (action = 'SELECT' or name = any ($3::text[])) \
     union all \
     select 'the role does not own the table users' from pg_class \
     where $1 and oid = to_regclass('users')::oid and not pg_has_role(relowner, 'USAGE')";
 
-/// A line for each fact of the tables, in the words of [`EXPECTED`]: columns, keys, unique indexes and enabled triggers.
+/// A line for each fact of the tables $1, in the words of [`EXPECTED`]: columns, keys, unique indexes and enabled triggers.
 const FACTS: &str = "\
     with ours as ( \
-        select oid, relname from unnest(array['users', 'credentials', 'idempotency_keys', 'user_counts']) name \
-            join pg_class on oid = to_regclass(name)::oid \
+        select oid, relname from unnest($1::text[]) name join pg_class on oid = to_regclass(name)::oid \
     ) \
     select relname::text from ours \
     union all select format('%s.%s: %s%s%s', relname, attname, format_type(atttypid, atttypmod), \
@@ -68,7 +69,7 @@ const BEHIND: &str = "\
     where largest > last_value or largest = last_value and not is_called \
         or last_value = bigint '9223372036854775807'";
 
-/// Roles that may read hashes and do not run a service, by grants on tables, columns and views. The second column is true
+/// Roles that may read hashes and do not write the tables $1, as a service does, by grants on tables, columns and views. The second column is true
 /// if all roles may.
 const READERS: &str = "\
     with recursive readable as ( \
@@ -87,8 +88,7 @@ const READERS: &str = "\
         where privilege_type = 'SELECT' and grantee <> relowner and not coalesce(rolsuper, false) \
             and rolname is distinct from current_user and rolname::text is distinct from 'pg_read_all_data' \
             and not coalesce((select bool_and(has_table_privilege(grantee, one, action)) \
-                from unnest(array['users', 'credentials', 'idempotency_keys']) one, \
-                    unnest(array['SELECT', 'INSERT', 'UPDATE', 'DELETE']) action where grantee <> oid '0'), false) \
+                from unnest($1::text[]) one, unnest(array['SELECT', 'INSERT', 'UPDATE', 'DELETE']) action where grantee <> oid '0'), false) \
     ) \
     select format('%1$s may read %2$s, which has hashes of passwords: `revoke select on %2$s from %1$s`', reader, name), \
         grantee = oid '0' \
@@ -105,14 +105,20 @@ const NOT_NORMALIZED: &str = "\
     from users where case when getdatabaseencoding() = 'UTF8' then email::text is not nfc normalized end \
     having count(*) > 0";
 
-/// Statements that give a role the rights to run a service, one in each row.
+/// Statements that give the role $1 the rights to run a service, one in each row. $2: names of tables, $3: of those that
+/// are written.
 const GRANTS: &str = "\
-    select format(line, current_database(), current_schema(), rolname, pg_get_serial_sequence('users', 'id')) \
-    from pg_roles, unnest(array[ \
+    select format(line, current_database(), current_schema(), rolname, pg_get_serial_sequence('users', 'id'), \
+        written, read) \
+    from pg_roles, (select string_agg(format('%I.%I', current_schema(), name), ', ') \
+                filter (where name = any ($3::text[])) as written, \
+            string_agg(format('%I.%I', current_schema(), name), ', ') \
+                filter (where name <> all ($3::text[])) as read \
+        from unnest($2::text[]) name) as tables, unnest(array[ \
         'grant connect on database %1$I to %3$I;', \
         'grant usage on schema %2$I to %3$I;', \
-        'grant select, insert, update, delete on %2$I.users, %2$I.credentials, %2$I.idempotency_keys to %3$I;', \
-        'grant select on %2$I.user_counts, %2$I.refinery_schema_history to %3$I;', \
+        'grant select, insert, update, delete on %5$s to %3$I;', \
+        'grant select on %6$s to %3$I;', \
         'grant select on sequence %4$s to %3$I;']) as line \
     where rolname = $1";
 
@@ -141,7 +147,7 @@ pub fn recount(config: &Config) -> Result<String, StartError> {
 
 /// Returns the statements that let a role run a service on the database, each with its semicolon.
 pub fn grants(config: &Config, role: &str) -> Result<Vec<String>, StartError> {
-    let grants = lines(&mut connect_migrated(config)?, GRANTS, &[(&role, Type::TEXT)])?;
+    let grants = lines(&mut connect_migrated(config)?, GRANTS, &[(&role, Type::TEXT), READS, WRITES])?;
     if grants.is_empty() {
         return Err(StartError::Statement(format!("there is no role {role:?}")));
     }
@@ -202,7 +208,7 @@ fn examine(config: &Config, with_counts: bool, findings: &mut Vec<Finding>) -> R
     }
     let migrates = config.migrate && matches!(missing, Ok(Some(_)));
     let mut lacking = if migrates { lines(client, BLOCKED, &[])? } else { Vec::new() };
-    lacking.extend(lines(client, MISSING_RIGHTS, &[(&migrates, Type::BOOL)])?);
+    lacking.extend(lines(client, MISSING_RIGHTS, &[(&migrates, Type::BOOL), READS, WRITES])?);
     let fine = lacking.is_empty().then_some("the role may do all that is needed");
     add(findings, Fine, "privileges", fine);
     add(findings, Problem, "privileges", lacking);
@@ -212,7 +218,7 @@ fn examine(config: &Config, with_counts: bool, findings: &mut Vec<Finding>) -> R
     if !matches!(missing, Ok(None)) {
         return Ok(());
     }
-    let facts = lines(client, FACTS, &[])?;
+    let facts = lines(client, FACTS, &[READS])?;
     let missing = EXPECTED.lines().filter(|line| !facts.iter().any(|fact| fact == line));
     let missing: Vec<_> = missing.map(|line| format!("missing or disabled: {line}")).collect();
     if !missing.is_empty() {
@@ -228,7 +234,7 @@ fn examine(config: &Config, with_counts: bool, findings: &mut Vec<Finding>) -> R
             add(findings, Note, "tables", [format!("{line}: {}", explain(&error))]);
         }
     }
-    for row in client.query_typed(READERS, &[])? {
+    for row in client.query_typed(READERS, &[WRITES])? {
         let weight = if row.get(1) { Problem } else { Note };
         add(findings, weight, "privileges", [row.get::<_, String>(0)]);
     }

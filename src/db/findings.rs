@@ -3,7 +3,7 @@
 
 use super::connect::{LENT, Servers};
 use super::session::lines;
-use super::settings;
+use super::{TABLES, settings};
 use postgres::{Client, Error, types::Type};
 
 /// Meaning of a finding for a start.
@@ -74,12 +74,11 @@ pub const BLOCKED: &str = "\
     where current_setting('search_path') in ('', '\"\"')";
 
 /// Columns and rules of another program that fail creates, with the ways out. A rule that another program needs stays if
-/// userd goes into another schema.
+/// userd goes into another schema. $1: names of tables.
 const ADDED: &str = "\
     with ours as ( \
         select oid, relname, format('%I.%I', current_schema(), relname) as qualified \
-        from unnest(array['users', 'credentials', 'idempotency_keys', 'user_counts']) name \
-            join pg_class on oid = to_regclass(name)::oid \
+        from unnest($1::text[]) name join pg_class on oid = to_regclass(name)::oid \
     ) \
     select format('creates get 500, as another program''s column %1$I of %2$s has no default: \
         `alter table %2$s alter %1$I drop not null`, or give userd a schema of its own', attname, qualified) \
@@ -101,9 +100,6 @@ pub const ROW_SECURITY: &str = "\
     from unnest($1::text[]) name join pg_class on oid = to_regclass(name)::oid \
     where row_security_active(oid)";
 
-const TABLES: [&str; 5] =
-    ["users", "credentials", "idempotency_keys", "user_counts", "refinery_schema_history"];
-
 /// Adds the findings that a start warns of, up to a question that the catalog does not answer. `are_ours`: the tables, if there are some, are userd's. Rows, columns and
 /// rules of other programs' tables are not looked at.
 pub fn hazards(
@@ -120,9 +116,10 @@ pub fn hazards(
     }
     add(findings, Weight::Problem, "schema", lines(client, OPEN_SCHEMAS, &[])?);
     if are_ours {
-        let hidden = lines(client, ROW_SECURITY, &[(&&TABLES[..], Type::TEXT_ARRAY)])?;
-        add(findings, Weight::Problem, "tables", hidden);
-        add(findings, Weight::Problem, "tables", lines(client, ADDED, &[])?);
+        for statement in [ROW_SECURITY, ADDED] {
+            let found = lines(client, statement, &[(&TABLES, Type::TEXT_ARRAY)])?;
+            add(findings, Weight::Problem, "tables", found);
+        }
     }
     Ok(())
 }

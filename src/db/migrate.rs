@@ -1,10 +1,10 @@
 //! Brings the schema up to date: refinery's migrations, one replica at a time, nothing half applied.
 
 use super::connect::Servers;
-use super::explain;
 use super::findings::{BLOCKED, ROW_SECURITY, hazards};
 use super::session::lines;
 use super::sqlstate::{is_missing, is_of_other_columns};
+use super::{TABLES, explain};
 use crate::error::{ConfigError, StartError};
 use postgres::{Client, Row, Transaction, types::Type};
 use refinery::{Migration, Runner};
@@ -52,7 +52,8 @@ const ELSEWHERE: &str = "\
             nspname, $1::text[]), true, true, '')::text <> '' end \
     order by 1";
 
-const HISTORY: &str = "refinery_schema_history";
+/// The table in which refinery keeps the migrations that were applied.
+pub const HISTORY: &str = "refinery_schema_history";
 
 /// The numbers and checksums of migrations.
 type Keys = BTreeSet<(i64, String)>;
@@ -91,14 +92,18 @@ impl Migrations {
         self.0.iter().fold(0, |digest: u64, migration| digest.rotate_left(1) ^ migration.checksum())
     }
 
-    /// The statement whose rows [`Migrations::judge`] takes. The fourth column is true if the server takes no changes, the
+    /// Asks for the rows that [`Migrations::judge`] takes. $1: names of tables. The fourth column is true if the server takes no changes, the
     /// fifth if a table is missing. The last two only have to exist, as refinery writes them.
-    pub const ASK: &str = "select version::bigint, checksum::text, \
+    const ASK: &str = "select version::bigint, checksum::text, \
         obj_description('refinery_schema_history'::regclass, 'pg_class'), \
         current_setting('transaction_read_only') = 'on', \
-        exists (select from unnest(array['users', 'credentials', 'idempotency_keys', 'user_counts']) name \
-            where to_regclass(name) is null), name, applied_on \
+        exists (select from unnest($1::text[]) name where to_regclass(name) is null), name, applied_on \
         from refinery_schema_history";
+
+    /// Returns the rows of [`Migrations::ASK`]. One round trip.
+    pub fn ask(client: &mut Client) -> Result<Vec<Row>, postgres::Error> {
+        client.query_typed(Migrations::ASK, &[(&TABLES, Type::TEXT_ARRAY)])
+    }
 
     /// Returns the names of those that are not in the rows of [`Migrations::ASK`], or are there in another form; `None` if
     /// these migrations were applied, and no others but newer, compatible ones. The error is one line: there are newer
@@ -145,7 +150,7 @@ impl Migrations {
             }
             servers.keep_schema(client, schema)?;
         }
-        let lacks = match client.query_typed(Migrations::ASK, &[]) {
+        let lacks = match Migrations::ask(client) {
             Ok(rows) => !self.is_ours(&rows),
             Err(error) => is_missing(&error) || is_of_other_columns(&error),
         };
@@ -164,7 +169,7 @@ impl Migrations {
 
     /// Looks once for [`Migrations::missing`]: at the history, then at names.
     fn look(&self, client: &mut Client) -> Result<Option<Vec<String>>, Box<dyn Error>> {
-        let rows = match client.query_typed(Migrations::ASK, &[]) {
+        let rows = match Migrations::ask(client) {
             Ok(rows) => rows,
             Err(error) if is_missing(&error) => Vec::new(),
             Err(error) if is_of_other_columns(&error) => {
@@ -192,7 +197,7 @@ impl Migrations {
 
     /// Returns the other schemas that have these migrations, or those that are built in, each with the statement that has the
     /// role use it.
-    pub(super) fn elsewhere(&self, client: &mut Client) -> Result<Vec<(String, String)>, postgres::Error> {
+    pub fn elsewhere(&self, client: &mut Client) -> Result<Vec<(String, String)>, postgres::Error> {
         let built_in = embedded::migrations::runner();
         let all = self.0.iter().chain(built_in.get_migrations());
         let checksums: Vec<_> = all.map(|migration| migration.checksum().to_string()).collect();

@@ -20,6 +20,12 @@ mod sqlstate;
 pub mod target;
 pub mod tls;
 
+/// The tables that a service writes.
+pub const WRITTEN: &[&str] = &["users", "credentials", "idempotency_keys"];
+
+/// The tables that a service reads, and the functions of the tables that it writes.
+pub const TABLES: &[&str] = &[WRITTEN[0], WRITTEN[1], WRITTEN[2], "user_counts", migrate::HISTORY];
+
 pub use pool::Pool;
 pub use sqlstate::explain;
 #[cfg(feature = "command")]

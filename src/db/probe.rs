@@ -165,7 +165,7 @@ fn probe(
         Err(ConnectError::Refused(error)) if is_full(&error) => return Ok(Answer::default()),
         Err(error) => return Err(error.to_string()),
     };
-    let answer = match asked.connection.query_typed(Migrations::ASK, &[]) {
+    let answer = match Migrations::ask(&mut asked.connection) {
         Ok(rows) => {
             let [read_only, lacks_table] =
                 [3, 4].map(|column| rows.first().is_some_and(|row| row.get(column)));

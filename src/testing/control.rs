@@ -1,17 +1,15 @@
 //! The controls of a service that is thrown away: its states, and its time. `requests` has the controls of its requests.
+//! A state is a schema with copies of the tables, and with the next id.
 
 use super::databases::{ScratchDatabase, has_code};
 use super::requests::Watch;
-use crate::db::{blocking::outside_of_runtimes, explain};
+use crate::db::{WRITTEN, blocking::outside_of_runtimes, explain};
 use crate::server::{BoundServer, Server};
 use crate::{App, config::Config, error::StartError, http::Request};
 use parking_lot::Mutex;
 use postgres::{Client, Error, NoTls, error::SqlState};
 use std::hash::{BuildHasher, RandomState};
 use std::{collections::HashSet, io, sync::Arc, time::Duration};
-
-/// Tables of a state. It is a schema with copies of them, and with the next id.
-const TABLES: [&str; 3] = ["users", "credentials", "idempotency_keys"];
 
 /// The controls of a service.
 #[doc(hidden)]
@@ -55,7 +53,8 @@ impl Control {
             return Err("the name of a state has 1 to 40 characters of a-z, 0-9 and _".to_owned());
         }
         let (mut saved, state) = (self.saved.lock(), schema(name));
-        let copies = TABLES.map(|table| format!("create table {state}.{table} as table {table};")).concat();
+        let copy = |table| format!("create table {state}.{table} as table {table};");
+        let copies: String = WRITTEN.iter().map(copy).collect();
         self.run_between_requests(&format!(
             "begin isolation level repeatable read; drop schema if exists {state} cascade; create schema {state}; \
              {copies} create table {state}.next_id as select last_value, is_called from users_id_seq; commit"
@@ -68,9 +67,9 @@ impl Control {
     /// at the start, which is empty if none was saved: then it forgets the requests, too.
     pub fn restore(&self, name: Option<&str>) -> Result<(), String> {
         let (saved, state) = (self.saved.lock(), schema(name));
-        let mut restore = format!("truncate {} restart identity", TABLES.join(", "));
+        let mut restore = format!("truncate {} restart identity", WRITTEN.join(", "));
         if saved.contains(&state) {
-            for table in TABLES {
+            for table in WRITTEN {
                 restore += &format!("; insert into {table} overriding system value table {state}.{table}");
             }
             restore +=
