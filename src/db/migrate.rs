@@ -190,8 +190,11 @@ impl Migrations {
         }
         let missing = self.judge(&rows)?;
         let lacks = |one: &&Migration| missing.as_ref().is_some_and(|names| names.contains(&one.to_string()));
-        let sql = self.0.iter().filter(lacks).filter_map(Migration::sql);
-        refuse_names_of_another_program(client, &sql.flat_map(names_in).collect::<Vec<_>>())?;
+        let (lacking, applied): (Vec<_>, Vec<_>) = self.0.iter().partition(lacks);
+        // A function that an earlier migration has made may be replaced.
+        let ours: Vec<_> = applied.into_iter().flat_map(names_in).collect();
+        let made = lacking.into_iter().flat_map(names_in).filter(|name| !ours.contains(name));
+        refuse_names_of_another_program(client, &made.collect::<Vec<_>>())?;
         Ok(missing)
     }
 
@@ -301,12 +304,13 @@ fn key(migration: &Migration) -> (i64, String) {
     (migration.version().into(), migration.checksum().to_string())
 }
 
-/// Returns the names of the tables, indexes and functions that a migration makes.
-fn names_in(sql: &str) -> impl Iterator<Item = &str> {
-    let made = sql.lines().filter_map(|line| line.strip_prefix("create "));
-    let made = made.filter(|line| !line.starts_with("trigger "));
+/// Returns the names of the tables, indexes and functions that a migration makes or replaces.
+fn names_in(migration: &Migration) -> impl Iterator<Item = &str> {
+    let made =
+        migration.sql().into_iter().flat_map(str::lines).filter_map(|line| line.strip_prefix("create "));
     made.filter_map(|line| {
-        line.split([' ', '(']).find(|word| !["unique", "table", "index", "function"].contains(word))
+        let mut words = line.split([' ', '(']).skip_while(|word| ["or", "replace", "unique"].contains(word));
+        words.next().filter(|kind| ["table", "index", "function"].contains(kind)).and(words.next())
     })
 }
 

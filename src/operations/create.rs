@@ -230,7 +230,7 @@ impl Operations {
 
 impl Change for Create {
     fn batch(pool: &Pool, given: &[&Self], deadline: Instant) -> Result<Vec<Row>, Error> {
-        if let [Create { user: NewUser { name, email, .. }, key: None, hash: None, .. }] = given {
+        if let [Create { user: NewUser { name, email, password: _ }, key: None, hash: None, .. }] = given {
             return pool.execute(CREATE, &[(name, Type::TEXT), (email, Type::TEXT)], Some(deadline));
         }
         let (names, emails): (Vec<_>, Vec<_>) =

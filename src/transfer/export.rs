@@ -91,7 +91,7 @@ impl Export {
             serde_json::to_writer(&mut *to, &Line { user, password_hash })?;
             return to.write_all(b"\n");
         }
-        let User { id, name, email, created_at, updated_at, .. } = user;
+        let User { id, name, email, created_at, updated_at, version: _, credential: _ } = user;
         let (name, email) = (self.cell(name), self.cell(email));
         let [created_at, updated_at] = [created_at, updated_at].map(timestamp::text);
         let hash = password_hash.unwrap_or_default();

@@ -9,9 +9,6 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 use time::OffsetDateTime;
 
-/// The fields that a body may set.
-pub const FILLABLE: [&str; 3] = ["name", "email", "password"];
-
 /// Characters of the longest name, as the column has it.
 pub const NAME_MAX: usize = 1000;
 
@@ -125,51 +122,66 @@ impl UserChanges {
 
     /// Reads a body as [`UserChanges::from_body`] does. If it `is_stored`, its address may have control characters, which
     /// only SQL stores.
-    pub fn read(body: Map<String, Value>, is_stored: bool) -> Result<UserChanges, Error> {
-        let foreign = body.keys().filter(|key| !FILLABLE.contains(&key.as_str()));
-        let foreign: Vec<String> = foreign.cloned().collect();
-        if !foreign.is_empty() {
-            return Err(Error::MassAssignment(foreign));
-        }
-        let mut changes = UserChanges::default();
+    pub fn read(mut body: Map<String, Value>, is_stored: bool) -> Result<UserChanges, Error> {
         let mut violations = Vec::new();
-        for (key, value) in body {
-            match (key.as_str(), text(&key, value, is_stored)) {
-                ("name", Ok(text)) => changes.name = text,
-                ("email", Ok(text)) => changes.email = text,
-                (_, Ok(text)) => changes.password = Some(text.map(Secret::from)),
-                (_, Err((keyword, message))) => {
-                    let (path, keyword) = (format!("/{key}"), keyword.to_owned());
-                    violations.push(Violation { path, keyword, message });
-                }
-            }
+        // Returns the text of a field that the body sets, or null.
+        let mut take = |field: &str, rule: Rule| {
+            let value = rule.check(body.remove(field)?);
+            let violation = |(keyword, message): (&str, _)| {
+                violations.push(Violation {
+                    path: format!("/{field}"),
+                    keyword: keyword.to_owned(),
+                    message,
+                });
+            };
+            value.map_err(violation).ok()
+        };
+        // A line break in an address would end a header field of a mail.
+        let email = Rule { most: EMAIL_MAX, has_controls: is_stored, ..TEXT };
+        let password = Rule { least: PASSWORD_MIN, may_be_null: true, ..TEXT };
+        let changes = UserChanges {
+            name: take("name", Rule { most: NAME_MAX, ..TEXT }).flatten(),
+            email: take("email", email).flatten(),
+            password: take("password", password).map(|text| text.map(Secret::from)),
+        };
+        if !body.is_empty() {
+            return Err(Error::MassAssignment(body.into_iter().map(|(field, _)| field).collect()));
         }
+        violations.sort_by(|one, other| one.path.cmp(&other.path));
         if violations.is_empty() { Ok(changes) } else { Err(Error::Unprocessable(violations)) }
     }
 }
 
-/// Returns the text of a fillable field; `None` if it removes the password. The error: the keyword of the rule that the
-/// value violates, and what it must be.
-fn text(key: &str, value: Value, is_stored: bool) -> Result<Option<String>, (&'static str, String)> {
-    let (least, most) = match key {
-        "name" => (0, NAME_MAX),
-        "email" => (0, EMAIL_MAX),
-        _ => (PASSWORD_MIN, usize::MAX),
-    };
-    let text = match value {
-        Value::String(text) => text,
-        Value::Null if key == "password" => return Ok(None),
-        _ => return Err(("type", "must be a string".to_owned())),
-    };
-    match text.chars().count() {
-        _ if text.contains('\0') => Err(("pattern", HAS_NUL.to_owned())),
-        // A line break in an address would end a header field of a mail.
-        _ if key == "email" && !is_stored && text.contains(char::is_control) => {
-            Err(("pattern", "must not contain control characters".to_owned()))
+/// The texts that a body may set a field to.
+struct Rule {
+    least: usize,
+    most: usize,
+    may_be_null: bool,
+    /// Control characters are allowed.
+    has_controls: bool,
+}
+
+/// Any text that PostgreSQL can store.
+const TEXT: Rule = Rule { least: 0, most: usize::MAX, may_be_null: false, has_controls: true };
+
+impl Rule {
+    /// Returns the text; `None` for null. The error: the keyword of the rule that the value violates, and what it must be.
+    fn check(&self, value: Value) -> Result<Option<String>, (&'static str, String)> {
+        let text = match value {
+            Value::String(text) => text,
+            Value::Null if self.may_be_null => return Ok(None),
+            _ => return Err(("type", "must be a string".to_owned())),
+        };
+        let Rule { least, most, may_be_null: _, has_controls } = self;
+        match text.chars().count() {
+            _ if text.contains('\0') => Err(("pattern", HAS_NUL.to_owned())),
+            _ if !has_controls && text.contains(char::is_control) => {
+                Err(("pattern", "must not contain control characters".to_owned()))
+            }
+            length if length > *most => Err(("maxLength", format!("must be at most {most} characters"))),
+            length if length < *least => Err(("minLength", format!("must be at least {least} characters"))),
+            _ => Ok(Some(text)),
         }
-        length if length > most => Err(("maxLength", format!("must be at most {most} characters"))),
-        length if length < least => Err(("minLength", format!("must be at least {least} characters"))),
-        _ => Ok(Some(text)),
     }
 }
 
@@ -230,6 +242,14 @@ mod tests {
                 }
                 other => panic!("{other:?}"),
             }
+        }
+        let all = json!({"password": 1, "name": 1, "email": 1});
+        match UserChanges::from_body(object(all)) {
+            Err(Error::Unprocessable(violations)) => {
+                let paths: Vec<_> = violations.iter().map(|violation| &*violation.path).collect();
+                assert_eq!(paths, ["/email", "/name", "/password"]);
+            }
+            other => panic!("{other:?}"),
         }
         for email in ["", "not an address", "Ann <a@x.org>", "\u{a0}\u{200b}\u{2028}", "a@b@c"] {
             assert!(UserChanges::from_body(object(json!({ "email": email }))).is_ok(), "{email:?}");

@@ -64,7 +64,9 @@ fn an_older_release_goes_on_beside_a_newer_one() {
     }
     let next = TempDir::next_release(
         "select pg_sleep(1.5); set local lock_timeout = '200ms'; \
-         alter table users add column next int, alter column email type varchar(300)",
+         alter table users add column next int, alter column email type varchar(300);
+         \ncreate or replace function user_version() returns trigger language plpgsql as $$ begin \
+             new.version := -1 - floor(random() * float8 '1e15')::bigint; return new; end $$",
         3,
     );
     let mut writer = database.transaction(
@@ -82,8 +84,26 @@ fn an_older_release_goes_on_beside_a_newer_one() {
     }
     newer.logs("applied migration V4");
     every_verb(&url, "after");
+    // The trigger calls the function of the newer release, whoever changes a user.
+    let ada = older.client().get("/users?email=ada@example.com").json()["data"][0]["id"].clone();
+    let path = format!("/users/{}", ada.as_str().unwrap());
+    assert_eq!(older.client().request("PUT", &path, &[], r#"{"name":"A"}"#).status, 200);
+    let tag = newer.client().get(&path).header("ETag").map(str::to_owned);
+    assert!(tag.as_ref().is_some_and(|tag| tag.starts_with("\"-")), "{tag:?}");
     let mut restarted = Process::on(&database, &[]);
     assert_eq!(restarted.client().get("/users?email=ada@example.com").json()["total"], 1);
+}
+
+/// A migration replaces no function of another program.
+#[test]
+fn a_function_of_another_program_is_not_replaced() {
+    let database = Database::create();
+    database.run("create function audit() returns int language sql as 'select 7'");
+    let made = "create or replace function audit() returns int language sql as 'select 8'";
+    let next = TempDir::next_release(&format!("select 1;\n{made}"), 3);
+    let (code, _, stderr) = on(&database, &["migrate"], &[("MIGRATIONS_DIR", next.name())]);
+    assert!(code == 1 && stderr.contains("audit") && stderr.contains("of another program"), "{stderr}");
+    assert_eq!(database.value("select audit()"), "7");
 }
 
 /// A release that says nothing of older ones, or that they may not use the database. The one that says so is in
