@@ -31,9 +31,9 @@ pub struct Create {
 impl Create {
     pub(crate) fn parse(request: &Request, schema: &BodySchema) -> Result<Create, Error> {
         let key = input::idempotency_key(request)?;
-        let user = NewUser::from_body(schema.check(input::body(request, false)?)?)?;
-        let key = key.map(|key| (key, Fingerprint::of(&user)));
-        Ok(Create { user, key, hash: None, peer: request.peer })
+        let body = schema.check(input::body(request, false)?)?;
+        let key = key.map(|key| (key, Fingerprint::of(&body)));
+        Ok(Create { user: NewUser::from_body(body)?, key, hash: None, peer: request.peer })
     }
 
     pub(super) fn needs(&self) -> Needs {

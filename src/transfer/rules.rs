@@ -8,14 +8,17 @@ use crate::users::{
     email,
     password::{Hasher, PasswordHash, is_hash},
     timestamp,
-    user::{NewUser, UserChanges, parse_id},
+    user::{self, NewUser, UserChanges, parse_id},
 };
 use crate::{db::bulk::StagedUser, error::Error, input::validation::BodySchemas};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
-/// The fields that a record may have.
-pub const FIELDS: [&str; 7] = ["id", "name", "email", "createdAt", "updatedAt", "password", PASSWORD_HASH];
+/// The fields that a record may have: those of an answer, and a password or its hash.
+pub const FIELDS: [&str; 7] = {
+    let [id, name, email, created_at, updated_at] = user::FIELDS;
+    [id, name, email, created_at, updated_at, "password", PASSWORD_HASH]
+};
 
 /// The largest id that is kept: the sequence of ids goes on behind it.
 const LARGEST_ID: i64 = i64::MAX / 2;

@@ -15,6 +15,7 @@ mod description;
 mod endings;
 mod export;
 mod faults;
+mod fields;
 mod figures;
 mod finding;
 mod harness;

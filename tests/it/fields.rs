@@ -1,0 +1,228 @@
+//! Every field that a body may set, on each way into the table, to each answer and out of it. A field of the schemas needs a
+//! row here, and no more.
+
+use crate::support::{Client, Database, OTHER_PASSWORD, PASSWORD, Process, Service, TempDir};
+use serde_json::{Map, Value, json};
+use std::{collections::BTreeSet, fs};
+use userd::{
+    PasswordHashing, Response,
+    error::Error,
+    operations::{Command, Create, Update},
+    users::idempotency::{Fingerprint, Key},
+    users::revision::Condition,
+    users::user::{self, NewUser, UserChanges},
+};
+
+/// A field: its name, two values, and whether null removes it.
+const ROWS: [(&str, &str, &str, bool); 3] = [
+    ("email", "ada@example.com", "grace@example.com", false),
+    ("name", "Ada", "Grace", false),
+    ("password", PASSWORD, OTHER_PASSWORD, true),
+];
+
+type Fields = Map<String, Value>;
+
+fn first() -> Fields {
+    ROWS.iter().map(|(field, value, ..)| ((*field).to_owned(), json!(value))).collect()
+}
+
+fn second() -> Fields {
+    ROWS.iter().map(|(field, _, value, _)| ((*field).to_owned(), json!(value))).collect()
+}
+
+fn start() -> Service {
+    Service::with(|config| {
+        config.auth_attempts = 0;
+        config.password_hashing = PasswordHashing::LeastCostForTests;
+    })
+}
+
+/// Asserts that a user has these fields, and of the passwords only this one, or none.
+#[track_caller]
+fn assert_user(client: &mut Client, id: &str, expected: &Fields) {
+    let answer = client.get(&format!("/users/{id}")).json();
+    let email = answer["email"].as_str().expect("a user has an address");
+    for (field, one, other, _) in ROWS {
+        let value = expected.get(field).unwrap_or(&Value::Null);
+        if field == "password" {
+            for password in [one, other] {
+                assert_eq!(client.opens(email, password), *value == password, "{password}: {expected:?}");
+            }
+        } else {
+            assert_eq!(answer[field], *value, "{answer} {expected:?}");
+        }
+    }
+}
+
+/// Executes commands in batches, each to its end. Returns the answers.
+fn execute(service: &Service, mut commands: Vec<Command>) -> Vec<Value> {
+    let operations = service.server.app().operations();
+    let mut answers = vec![None; commands.len()];
+    while answers.contains(&None) {
+        let deadline = std::time::Instant::now() + crate::support::LONG;
+        let (places, open): (Vec<usize>, Vec<_>) =
+            commands.iter_mut().enumerate().filter(|(n, _)| answers[*n].is_none()).unzip();
+        let open = open.into_iter().map(|command| (command, deadline)).collect();
+        for (place, outcome) in places.into_iter().zip(operations.execute(open)) {
+            let response: Option<Response> = match outcome {
+                Err(Error::Contended) => None,
+                outcome => outcome.expect("no command fails"),
+            };
+            answers[place] = response.map(|response| serde_json::from_slice(&response.body).expect("a user"));
+        }
+    }
+    answers.into_iter().flatten().collect()
+}
+
+#[test]
+fn fields_of_the_schemas_have_rows() {
+    let names: BTreeSet<&str> = ROWS.iter().map(|(field, ..)| *field).collect();
+    for body in ["create-user", "patch-user"] {
+        for variant in ["basic", "strict"] {
+            let path = format!("{}/schemas/{body}.{variant}.json", env!("CARGO_MANIFEST_DIR"));
+            let schema: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+            let properties = schema["properties"].as_object().unwrap();
+            assert_eq!(properties.keys().map(String::as_str).collect::<BTreeSet<_>>(), names, "{body}");
+        }
+    }
+}
+
+#[test]
+fn fields_of_creates() {
+    let service = start();
+    let mut client = service.client();
+    let without_password: Fields = first().into_iter().filter(|(field, _)| field != "password").collect();
+    for fields in [first(), without_password] {
+        let body = Value::Object(fields.clone()).to_string();
+        let created = client.post("/users", &body);
+        assert_eq!(created.status, 201);
+        assert_user(&mut client, &created.id(), &fields);
+        service.database.run("truncate users cascade");
+        let key = |key: &str| Some((Key::new(key), Fingerprint::of(&fields)));
+        for keyed in [false, true] {
+            let mut neighbour = fields.clone();
+            neighbour["email"] = json!("neighbour@example.com");
+            let create = |fields: &Fields, key| {
+                let user = NewUser::from_body(fields.clone()).unwrap();
+                Command::Create(Create { user, key, hash: None, peer: None })
+            };
+            let own = key("k").filter(|_| keyed);
+            let answers = execute(&service, vec![create(&neighbour, None), create(&fields, own)]);
+            assert_user(&mut client, answers[0]["id"].as_str().unwrap(), &neighbour);
+            assert_user(&mut client, answers[1]["id"].as_str().unwrap(), &fields);
+            if keyed {
+                let replayed = client.request("POST", "/users", &[("Idempotency-Key", "k")], &body);
+                assert_eq!((replayed.status, replayed.json()), (201, answers[1].clone()));
+                let again = execute(&service, vec![create(&fields, key("k")), create(&fields, key("k"))]);
+                assert_eq!(again, [&answers[1], &answers[1]].map(Value::clone));
+            }
+            service.database.run("delete from users");
+        }
+        assert_eq!(client.request("POST", "/users", &[("Idempotency-Key", "k")], &body).status, 410);
+        // A deleted user leaves nothing of its fields.
+        let kept = service.database.value("select string_agg(k::text, '') from idempotency_keys k");
+        for value in fields.values().filter_map(Value::as_str).chain(["argon2"]) {
+            assert!(!kept.contains(value), "{kept}");
+        }
+        service.database.run("delete from idempotency_keys");
+    }
+}
+
+#[test]
+fn fields_of_changes() {
+    let service = start();
+    let mut client = service.client();
+    let mut create = || {
+        service.database.run("truncate users cascade");
+        let created = client.post("/users", Value::Object(first()).to_string());
+        (created.id(), first())
+    };
+    let mut other = service.client();
+    for method in ["PUT", "PATCH"] {
+        let (id, _) = create();
+        let path = format!("/users/{id}");
+        let all = Value::Object(second()).to_string();
+        assert_eq!(other.request(method, &path, &[], all).status, 200);
+        assert_user(&mut other, &id, &second());
+        for (field, _, value, may_be_null) in ROWS {
+            let (id, mut expected) = create();
+            let path = format!("/users/{id}");
+            expected[field] = json!(value);
+            assert_eq!(other.request(method, &path, &[], json!({ field: value }).to_string()).status, 200);
+            assert_user(&mut other, &id, &expected);
+            let answer = other.request(method, &path, &[], json!({ field: null }).to_string());
+            if may_be_null {
+                expected[field] = Value::Null;
+            }
+            assert_eq!(answer.status == 200, may_be_null, "{method} {field}: {answer:?}");
+            assert_user(&mut other, &id, &expected);
+        }
+    }
+    // In a batch with a change of another user. A password is changed in a batch of one.
+    for (field, _, value, _) in ROWS.into_iter().filter(|(field, ..)| *field != "password") {
+        let (id, mut expected) = create();
+        let neighbour = other.post("/users", r#"{"name":"n","email":"n@example.com"}"#).id();
+        let update = |id: &str, fields: Value| {
+            let changes = UserChanges::from_body(fields.as_object().unwrap().clone()).unwrap();
+            let (id, condition) = (id.parse().unwrap(), Condition::default());
+            Command::Update(Update { id, changes, condition, hash: None, is_single: false })
+        };
+        let updates = vec![update(&neighbour, json!({"name": "m"})), update(&id, json!({ field: value }))];
+        execute(&service, updates);
+        expected[field] = json!(value);
+        assert_user(&mut other, &id, &expected);
+        assert_eq!(other.get(&format!("/users/{neighbour}")).json()["name"], "m");
+    }
+}
+
+#[test]
+fn fields_of_exports_and_imports() {
+    let (from, dir) = (start(), TempDir::new());
+    let created = from.client().post("/users", Value::Object(first()).to_string());
+    let exported = |name: &str| {
+        let file = dir.path().join(name);
+        let arguments = ["export", "--with-password-hashes", file.to_str().unwrap()];
+        let ended = Process::start(&arguments, &[("DATABASE_URL", &from.database.url())]).ended();
+        assert_eq!(ended.0, 0, "{ended:?}");
+        fs::read_to_string(file).unwrap()
+    };
+    let with_password = format!("{}\n", Value::Object(first()));
+    let import = |database: &Database, text: &str| {
+        dir.write("users", text);
+        let file = dir.path().join("users");
+        let arguments = ["import", file.to_str().unwrap()];
+        let ended = Process::start(&arguments, &[("DATABASE_URL", &database.url())]).ended();
+        assert_eq!((ended.0, &*ended.1), (0, "imported: 1, existing: 0, refused: 0\n"), "{ended:?}");
+    };
+    for text in [exported("users.ndjson"), exported("users.csv"), with_password] {
+        let to = start();
+        import(&to.database, &text);
+        assert_user(&mut to.client(), "1", &first());
+        if text.contains("createdAt") {
+            assert_eq!(to.client().get("/users/1").json(), created.json(), "{text}");
+        }
+    }
+}
+
+/// A page has memory for its largest users.
+#[test]
+fn the_largest_user() {
+    let service = start();
+    let mut client = service.client();
+    let created = client.post("/users", Value::Object(first()).to_string());
+    let text =
+        fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/schemas/create-user.basic.json")).unwrap();
+    let schema: Value = serde_json::from_str(&text).unwrap();
+    for (field, rules) in schema["properties"].as_object().unwrap() {
+        let Some(most) = rules["maxLength"].as_u64() else { continue };
+        // The longest text that the field may have as JSON.
+        let path = format!("/users/{}", created.id());
+        let longest = ["\u{1}", "\u{10348}"].into_iter().any(|character| {
+            let body = json!({ field: character.repeat(most as usize) });
+            client.put(&path, body.to_string()).status == 200
+        });
+        assert!(longest, "{field}");
+    }
+    let body = client.get(&format!("/users/{}", created.id())).body;
+    assert!(body.len() > user::USUAL && body.len() <= user::LARGEST, "{} bytes", body.len());
+}
