@@ -86,7 +86,7 @@ const UPDATE_PASSWORD: &str = "
         where id = any (array(select id from target))
             and ($7::text is not null or exists (select from credentials where user_id = $1)
                 or name::text <> coalesce($5, name) or email::text <> coalesce($6, email))
-        returning *
+        returning id, name, email, created_at, updated_at, version
     ), stored as (
         insert into credentials (user_id, password_hash) select id, $7 from updated where $7::text is not null
         on conflict (user_id) do update set password_hash = excluded.password_hash
