@@ -3,18 +3,10 @@
 # it ends. USERD names the program.
 set -eu
 
+# Without a service, the script starts itself again beside one.
 userd=${USERD:-userd}
 command -v "$userd" >/dev/null || { echo "$userd is not there: set USERD" >&2; exit 1; }
-
-# userd ends when its standard input does, which the script holds as descriptor 3. It gets no variable of the environment
-# that it might take for a setting: HOST, for one, which conda sets.
-pipes=$(mktemp -d)
-trap 'rm -rf "$pipes"' EXIT
-mkfifo "$pipes/in" "$pipes/out"
-env -i PATH="$PATH" LOG_LEVEL=warn "$userd" --embedded --ephemeral --port 0 --with-parent --with-parent=$$ <"$pipes/in" >"$pipes/out" &
-exec 3>"$pipes/in"
-read -r _ _ url <"$pipes/out" # listening on http://127.0.0.1:41234
-rm -r "$pipes"
+[ -n "${USERD_URL:-}" ] || exec "$userd" test -- sh "$0" "$@"
 
 expect() { # status, then curl's arguments
     wanted=$1
@@ -24,10 +16,14 @@ expect() { # status, then curl's arguments
 }
 
 ada='{"name":"Ada Lovelace","email":"ada@example.com"}'
-expect 201 "$url/users" -d "$ada"
-expect 409 "$url/users" -d "$ada"
-expect 400 "$url/users" -d '{"name":"Ada Lovelace"}'
-expect 200 "$url/users/1"
-expect 204 -X DELETE "$url/users/1"
-expect 404 "$url/users/1"
+expect 201 "$USERD_URL/users" -d "$ada"
+expect 409 "$USERD_URL/users" -d "$ada"
+expect 400 "$USERD_URL/users" -d '{"name":"Ada Lovelace"}'
+expect 200 "$USERD_URL/users/1"
+expect 204 -X DELETE "$USERD_URL/users/1"
+expect 404 "$USERD_URL/users/1"
+# A create whose answer is lost can be repeated with its key.
+expect 204 "$USERD_CONTROL/faults" -d '{"fault":"answer-lost","method":"POST","path":"/users"}'
+expect 000 -H 'Idempotency-Key: 1' "$USERD_URL/users" -d "$ada" || true
+expect 201 -H 'Idempotency-Key: 1' "$USERD_URL/users" -d "$ada"
 echo passed

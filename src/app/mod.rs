@@ -8,7 +8,7 @@ mod access;
 mod pages;
 mod routes;
 
-pub(crate) use routes::{is_answered_at_once, label};
+pub(crate) use routes::{find, is_answered_at_once};
 
 use crate::config::Config;
 use crate::db::blocking::outside_of_runtimes;

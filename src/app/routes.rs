@@ -4,7 +4,7 @@
 
 use super::{App, pages};
 use crate::error::{ACCEPT_PATCH, Error};
-use crate::http::{Method, Request, Response, percent_decode};
+use crate::http::{Method, Response, percent_decode};
 use crate::users::user::parse_id;
 use Callers::{Any, Full, Known, Login, Read};
 use Method::{Delete, Get, Head, Options, Patch, Post, Put};
@@ -169,11 +169,6 @@ pub(crate) fn options(routes: &'static [Route]) -> Response {
         [route] if route.endpoint(Patch).is_some() => response.with("Accept-Patch", ACCEPT_PATCH),
         _ => response,
     }
-}
-
-/// Returns the label of a request's route in figures.
-pub(crate) fn label(request: &Request) -> &'static str {
-    find(request.method, request.path(), true).label
 }
 
 /// Returns whether the frontend answers requests of this path at once.

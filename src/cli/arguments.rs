@@ -21,7 +21,9 @@ impl Args {
     /// Parses the name of the program and the arguments. `None` if they ask for the help or the version, which is printed.
     pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Option<Args>, Failure> {
         let arguments: Vec<OsString> = arguments.collect();
-        if arguments.iter().any(|argument| is_connection_string(&argument.to_string_lossy())) {
+        // The arguments behind `--` are a command of another program.
+        let mut own = arguments.iter().take_while(|argument| *argument != "--");
+        if own.any(|argument| is_connection_string(&argument.to_string_lossy())) {
             return Err(Failure::usage(
                 "no argument is a connection string: DATABASE_URL names the database",
             ));
@@ -50,6 +52,11 @@ impl Args {
     pub fn occurrences(&self, name: &str) -> impl Iterator<Item = Option<&Path>> {
         let occurrences = self.matches.try_get_occurrences::<PathBuf>(name).ok().flatten();
         occurrences.into_iter().flatten().map(|mut values| values.next().map(PathBuf::as_path))
+    }
+
+    /// Returns the command that follows `--`, with its arguments.
+    pub fn command(&self) -> Vec<&OsString> {
+        self.matches.get_many(OPERAND).into_iter().flatten().collect()
     }
 
     /// Returns the operand as a word; empty if there is none.
@@ -204,6 +211,9 @@ mod tests {
             "--migrate=maybe",
             "--format csv",
             "--ephemeral",
+            "test pytest",
+            "test --until-signal -- true",
+            "test --control=0123456789abcdef",
         ];
         for line in wrong {
             assert!(parse(line).is_err(), "{line}");

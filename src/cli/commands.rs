@@ -4,7 +4,8 @@
 //! To add an option: a row here; the file of its subcommand asks `Args` for it. To add a subcommand: a row here, and an
 //! arm in `execute` of the module above.
 
-use clap::builder::{PathBufValueParser, PossibleValuesParser, TypedValueParser};
+use super::test;
+use clap::builder::{OsStringValueParser, PathBufValueParser, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, ArgAction, Command};
 use std::path::PathBuf;
 use userd::config::SETTINGS;
@@ -26,7 +27,8 @@ const TABLE: &str = "{settings}";
 pub const EXIT_STATUS: &str = "\
 0: done; of the service: SIGTERM, SIGHUP or Ctrl-C has ended it, and all requests in flight were answered (a signal a \
 second later ends it at once). 1: the service could not start or go on; a line was refused by an import; a check found a \
-problem. 2: an argument or a variable cannot be used. 130, 143: ended by SIGINT or SIGTERM; nothing of an export or an \
+problem. 2: an argument or a variable cannot be used. Of `userd test`: the code of COMMAND, 128 + n for a signal n; 125: \
+`userd test` itself failed, 126: COMMAND cannot be executed, 127: COMMAND was not found. 130, 143: ended by SIGINT or SIGTERM; nothing of an export or an \
 import is left. 141: the reader of an export's standard output has closed it.";
 
 /// Each subcommand, with its operand if it has one, and its help. `a|b`: the operand is one of these words.
@@ -37,6 +39,8 @@ migrate: apply the migrations that the database lacks, and end
 check: say if userd could start, or what is wrong with settings and database; changes nothing; exit code 0 or 1
 recount: count all users anew, if triggers were disabled and totals are wrong; writers wait meanwhile
 grants ROLE: print the GRANT statements that ROLE needs to run the service on tables that another role owns
+test [COMMAND]: run COMMAND, as in `userd test -- pytest -q`, beside a service that is thrown away: USERD_URL, \
+    USERD_CONTROL and USERD_DATABASE_URL say where; without COMMAND print them, and serve until standard input ends
 config: print the settings in force and where each comes from, without secrets
 healthcheck: exit code 0 if the service that these variables start answers GET /readyz with 200, else 1
 man: print the manual page, userd(1)
@@ -47,16 +51,18 @@ completion bash|zsh|fish: print what makes a shell complete arguments
 /// option's setting. `[=DIR]`: the value may be missing; `on|off`: the value is one of these words.
 const OPTIONS: &str = "\
 userd: --embedded[=DIR]: run a private PostgreSQL cluster in DIR (default ./userd-data; of root /var/lib/userd)
-userd: --ephemeral: with --embedded: on a fresh database that is dropped at the end
 userd: --postgres=POSTGRES_BIN:
-userd: --commands: with --ephemeral: answer lines of standard input: reset, fail, requests … (docs/testing.md)
-userd: --seed=FILE: with --ephemeral: begin with the users of FILE, as userd import reads it; CSV if it ends in .csv
+test: --seed=FILE: begin with the users of FILE, as userd import reads it; CSV if it ends in .csv
+test: --set=NAME=VALUE: a setting of the service, which reads no variable; may be given several times
 export import migrate check recount grants config: --embedded[=DIR]: work on the cluster that \
     `userd --embedded[=DIR]` makes, whether that runs or not
 userd config healthcheck: --host=HOST:
 userd config healthcheck: --port=PORT:
+test: --host=HOST: address to listen on (default localhost)
+test: --port=PORT: port to listen on (default: a free one)
+test: --until-signal: without COMMAND: serve until a signal, not until standard input ends
+test: --control=NAME: with --until-signal: path of the controls, of 16 characters at least (default: a secret one)
 userd check: --migrate=on|off: off: applies no migration, and refuses to start if one is missing (default on)
-userd: --with-parent[=PID]: end when standard input does, or with PID when that process does; may be given twice
 userd: --env-file=FILE: take variables that the environment lacks from FILE, in the form of systemd's EnvironmentFile=
 export import: --format=ndjson|csv: a JSON object a line, or RFC 4180 with a header; the default is csv if FILE ends \
     in .csv, else ndjson, or for an import what the users look like
@@ -85,12 +91,15 @@ pub fn command() -> Command {
         .args_override_self(true)
         .args_conflicts_with_subcommands(true)
         .args(options("userd"))
-        .mut_arg("--ephemeral", |arg| arg.requires("--embedded"))
         .mut_arg("--postgres", |arg| arg.requires("--embedded"))
-        .mut_arg("--commands", |arg| arg.requires("--ephemeral"))
-        .mut_arg("--seed", |arg| arg.requires("--ephemeral"))
         .mut_arg("--env-file", |arg| arg.global(true))
         .subcommands(VERBS.lines().map(verb))
+        .mut_subcommand(test::VERB, |test| {
+            let command = |arg: Arg| arg.last(true).num_args(1..).value_parser(OsStringValueParser::new());
+            test.mut_arg(OPERAND, command)
+                .mut_arg("--until-signal", |arg| arg.conflicts_with(OPERAND))
+                .mut_arg("--control", |arg| arg.requires("--until-signal").conflicts_with(OPERAND))
+        })
 }
 
 /// Returns the version, the commit if the build was given one, and the machine.

@@ -4,12 +4,22 @@
 use super::{Failure, arguments::Args, commands::VARIABLES, env_file};
 use listenfd::ListenFd;
 use log::LevelFilter;
-use std::{env, ffi::OsString, os::fd::OwnedFd, sync::Arc};
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
+use std::{env, ffi::OsString, os::fd::OwnedFd};
 use userd::config::{SETTINGS, near_miss};
 use userd::{Config, ConfigError, Database};
 
 const SSL_IS_OFF: &str = "has no effect: TLS to the database is on with the exact text `true`, and beside DATABASE_URL \
                           as its sslmode says";
+
+/// The settings of `userd test`, which reads no variable.
+static GIVEN: OnceLock<BTreeMap<String, OsString>> = OnceLock::new();
+
+/// Takes settings instead of the environment from now on.
+pub fn replace(settings: BTreeMap<String, OsString>) {
+    GIVEN.get_or_init(|| settings);
+}
 
 /// Sets the variables that options stand for, and those of `--env-file` that the environment lacks. To be called while
 /// this is the only thread.
@@ -50,7 +60,8 @@ pub fn lookup(args: &Args) -> impl Fn(&str) -> Option<OsString> + use<> {
 
 /// Returns the value of a variable. An empty one counts as unset.
 pub fn value(name: &str) -> Option<OsString> {
-    env::var_os(name).filter(|value| !value.is_empty())
+    let value = GIVEN.get().map_or_else(|| env::var_os(name), |given| given.get(name).cloned());
+    value.filter(|value| !value.is_empty())
 }
 
 /// Returns the level of the log. [`config`] checks the variable.

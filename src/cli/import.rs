@@ -1,15 +1,14 @@
 //! `userd import`: creates the users of a file or of standard input.
 
-use super::arguments::{Args, format_of};
+use super::arguments::Args;
 use super::{Failure, embedded, log::with_priority, progress, signals};
 use indicatif::HumanCount;
 use log::Level;
-use std::fs::{self, File, Metadata};
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::fs::{File, Metadata};
 use std::io::{self, Write};
 use std::{mem, path::Path};
-use userd::transfer::{self, FIELDS, Format, Import, Imported, Mapping, Progress, TransferError};
-use userd::{Config, Database, ScratchDatabase, check};
+use userd::check;
+use userd::transfer::{self, FIELDS, Import, Imported, Mapping, Progress, TransferError};
 
 /// Imports the users of a file, or of standard input, and reports each line that is refused. A private cluster that is
 /// missing is made and migrated, except for a dry run. Blocks until that is done.
@@ -66,30 +65,7 @@ fn mapping(text: &str) -> Result<Mapping, String> {
     paths.ok_or_else(|| format!("must be FIELD=MEMBER,…, each FIELD once and one of {}", FIELDS.join(", ")))
 }
 
-/// Creates the database of `--ephemeral`. With `--seed` it begins with the users of a file, which are imported once for all
-/// services that begin with them.
-pub fn scratch(args: &Args, config: &Config) -> Result<ScratchDatabase, Failure> {
-    let dir = config.migrations_dir.as_deref();
-    let Some(file) = args.value("--seed") else { return Ok(ScratchDatabase::with_migrations(dir)?) };
-    let (users, format) =
-        (fs::read(file).map_err(|error| unreadable(file, error))?, format_of(file).unwrap_or(Format::Ndjson));
-    let hash = BuildHasherDefault::<DefaultHasher>::new().hash_one((&users, format as u8));
-    let database = ScratchDatabase::filled(dir, Some(hash), |url| {
-        seed(&Config { database: Database::Url(url.into()), ..config.clone() }, &users, format)
-    })?;
-    log::info!("the database begins with the users of {}", file.display());
-    Ok(database)
-}
-
-/// Creates users in a database that begins with them: whatever their columns can hold, with their ids if they have some, and
-/// with clear passwords. Blocks until that is done.
-fn seed(config: &Config, users: &[u8], format: Format) -> Result<(), Failure> {
-    let format = Some(format);
-    let options = Import { format, as_is: true, keep_ids: true, clear_passwords: true, ..Import::default() };
-    outcome(&options, transfer::import(config, &options, users, &mut |_| ())).map(drop)
-}
-
-fn unreadable(file: &Path, error: io::Error) -> Failure {
+pub fn unreadable(file: &Path, error: io::Error) -> Failure {
     let file = file.display();
     Failure::runtime(format!("cannot read {file}: {error}; `userd help import` says what it reads"))
 }

@@ -49,15 +49,21 @@ const VALUES: [&str; 8] =
 const TIME: &[BorrowedFormatItem] =
     format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z");
 
-/// Logs userd's own lines alone: other crates log statements with their parameters, passwords among them. `is_json`: each
-/// line is an object with `time`, `level`, `message`, and the values that the line has.
-pub fn log_to_stderr(level: LevelFilter, is_json: bool) -> Result<(), Failure> {
+/// Logs on standard error, as [`log_to`] does.
+pub fn log_to_stderr() -> Result<(), Failure> {
+    // There is no other place to report that standard error is closed.
+    log_to(|text| _ = io::stderr().write_all(text))
+}
+
+/// Logs userd's own lines alone: other crates log statements with their parameters, passwords among them. The settings say
+/// which lines, and whether each one is an object with `time`, `level`, `message`, and the values that the line has.
+pub fn log_to(mut write: impl FnMut(&[u8]) + Send + 'static) -> Result<(), Failure> {
+    let (level, is_json) = (environment::log_level(), environment::logs_json());
     let (lines, gathered) = mpsc::channel::<Vec<u8>>();
     spawn("log", move || {
         while let Ok(mut text) = gathered.recv() {
             gathered.try_iter().for_each(|line| text.extend_from_slice(&line));
-            // There is no other place to report that standard error is closed.
-            let _ = io::stderr().write_all(&text);
+            write(&text);
             WAITING_BYTES.fetch_sub(text.len(), SeqCst);
             let dropped = DROPPED_LINES.swap(0, SeqCst);
             if dropped > 0 {

@@ -2,7 +2,6 @@
 
 mod arguments;
 mod commands;
-mod control;
 mod embedded;
 mod env_file;
 mod environment;
@@ -16,6 +15,7 @@ mod privileges;
 mod progress;
 mod serve;
 mod signals;
+mod test;
 mod verbs;
 
 use ::log::Level;
@@ -28,7 +28,9 @@ use userd::StartError;
 pub fn run() -> ExitCode {
     signals::reset();
     let done = Args::parse(env::args_os()).and_then(|args| args.map_or(Ok(()), execute));
-    let Failure { code, line } = done.err().unwrap_or_default();
+    let is_test = env::args_os().nth(1).is_some_and(|verb| verb == test::VERB);
+    let failure = done.err().unwrap_or_default();
+    let Failure { code, line } = if is_test { test::failed(failure) } else { failure };
     report(&line);
     ExitCode::from(code)
 }
@@ -50,6 +52,9 @@ fn report(line: &str) {
 
 /// Executes the subcommand.
 fn execute(mut args: Args) -> Result<(), Failure> {
+    if args.verb == test::VERB {
+        return test::test(&args);
+    }
     // The process has one thread so far.
     environment::set_variables(&mut args)?;
     let args = &args;

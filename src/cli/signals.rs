@@ -1,19 +1,19 @@
 //! The end of the process: by signals, by the end of its parent, or of a part that it needs.
 
-use super::{Failure, control, report};
+use super::{Failure, report};
 use nix::sys::signal::{SigHandler, SigSet, Signal, kill, signal};
 use nix::unistd::Pid;
 use parking_lot::{Condvar, Mutex};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::SeqCst};
 use std::time::{Duration, Instant};
-use std::{fs, io, process, thread};
-use userd::{private_postgres::Cluster, testing::Control};
+use std::{fs, process, thread};
+use userd::private_postgres::Cluster;
 
 /// Interval between two looks at the cluster and at the parent.
-const WATCH_PAUSE: Duration = Duration::from_secs(1);
+pub const WATCH_PAUSE: Duration = Duration::from_secs(1);
 
 /// Time after the first signal in which a further one counts as its repetition.
 const REPETITION: Duration = Duration::from_secs(1);
@@ -65,11 +65,17 @@ pub fn reset() {
 /// Calls `each` on a thread with every signal that ends the process: SIGTERM, SIGINT, and SIGHUP unless it is ignored,
 /// as `nohup` has it.
 pub fn on_signals(each: impl FnMut(i32) + Send + 'static) -> Result<(), Failure> {
-    // SAFETY: no function is set as the handler.
-    let before = unsafe { signal(Signal::SIGHUP, SigHandler::SigIgn) };
-    let hangup = (!matches!(before, Ok(SigHandler::SigIgn))).then_some(SIGHUP);
-    let mut signals = Signals::new([SIGTERM, SIGINT].into_iter().chain(hangup)).map_err(Failure::runtime)?;
+    let signals = [SIGTERM, SIGINT].into_iter().chain(heeded([Signal::SIGHUP]));
+    let mut signals = Signals::new(signals).map_err(Failure::runtime)?;
     spawn("signals", move || signals.forever().for_each(each))
+}
+
+/// Returns the numbers of those of these signals that the process does not ignore. They are ignored from now on.
+pub fn heeded(signals: impl IntoIterator<Item = Signal>) -> impl Iterator<Item = i32> {
+    // SAFETY: no function is set as the handler.
+    let before = |number| unsafe { signal(number, SigHandler::SigIgn) };
+    let heeded = move |number: &Signal| !matches!(before(*number), Ok(SigHandler::SigIgn));
+    signals.into_iter().filter(heeded).map(|number| number as i32)
 }
 
 /// Starts a thread that ends with the process.
@@ -104,35 +110,6 @@ pub fn end_service() -> Result<(), Failure> {
     })
 }
 
-/// Reads standard input to its end, and executes the commands in it if there is a `control`. `is_parent`: the end of the
-/// input ends the service as a signal does.
-pub fn watch_input(control: Option<Control>, is_parent: bool) -> Result<(), Failure> {
-    spawn("input", move || {
-        match control {
-            Some(control) => control::execute_lines(&control),
-            None => drop(io::copy(&mut io::stdin(), &mut io::sink())),
-        }
-        if is_parent {
-            parent_ended("standard input");
-        }
-    })
-}
-
-/// Ends the service as a signal does when the process of this number ends.
-pub fn watch_parent(pid: &Path) -> Result<(), Failure> {
-    let pid = pid.display().to_string();
-    if !runs(&pid) {
-        let problem = format!("--with-parent={pid}: there is no such process; name one that runs");
-        return Err(Failure::usage(problem));
-    }
-    spawn("parent", move || {
-        while runs(&pid) {
-            thread::sleep(WATCH_PAUSE);
-        }
-        parent_ended(&format!("process {pid}"));
-    })
-}
-
 /// Blocks until the service ends, or its cluster has: a supervisor starts both anew.
 pub fn wait(mut cluster: Option<&mut Cluster>) -> Result<(), String> {
     let pause = if cluster.is_some() { WATCH_PAUSE } else { Duration::MAX };
@@ -143,20 +120,4 @@ pub fn wait(mut cluster: Option<&mut Cluster>) -> Result<(), String> {
         }
     }
     end.take().expect("it is there")
-}
-
-/// Ends the service as a signal does.
-fn parent_ended(what: &str) {
-    log::info!("{what} has ended, and this process with it (--with-parent)");
-    if !HAS_WORK.load(SeqCst) {
-        exit(0, "");
-    }
-    end(Ok(()));
-}
-
-/// Returns whether a process runs. One that has ended does not, even if its parent has not read its status yet.
-fn runs(pid: &str) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name of the program, in brackets, may have brackets and spaces.
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }

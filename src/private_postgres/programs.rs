@@ -32,7 +32,7 @@ pub(super) fn find(wanted: Option<u32>, account: &Account) -> Result<(PathBuf, u
     Err(problem.unwrap_or_else(|| {
         ClusterError::new(format!(
             "PostgreSQL's server programs (initdb, postgres) were not found; on Debian: \
-             apt-get install postgresql{of_version}; or name the directory that has them: --postgres DIR"
+             apt-get install postgresql{of_version}; or name the directory that has them: POSTGRES_BIN=DIR"
         ))
     }))
 }

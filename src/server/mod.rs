@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use std::{io, net::SocketAddr, sync::Arc, thread};
 pub use system::check_system;
 use workers::Workers;
-pub use workers::{Fault, Faults};
+pub use workers::{Control, Fault, Intercept, Intercepted};
 
 /// Time that workers get at a stop if the frontend has used up `STOP_TIMEOUT`: they are stuck, or almost done.
 const LAST_WORK: Duration = Duration::from_millis(300);
@@ -37,8 +37,8 @@ pub struct Server {
 /// database first, and wants to know before that whether the address can be had.
 pub struct BoundServer {
     listener: Listener,
-    /// The requests that fail, in a service that is thrown away.
-    pub(crate) faults: Option<Faults>,
+    /// Chooses the requests that are not executed as usual, in a service that is thrown away.
+    pub(crate) intercept: Option<Intercept>,
 }
 
 impl BoundServer {
@@ -55,7 +55,7 @@ impl BoundServer {
         } else {
             Listener::from_fds(config.sockets.iter().map(|socket| socket.try_clone()))
         };
-        Ok(BoundServer { listener: listener?, faults: None })
+        Ok(BoundServer { listener: listener?, intercept: None })
     }
 
     /// Starts the server on this address, whatever address `config` has now; otherwise as [`Server::start`].
@@ -78,7 +78,7 @@ impl BoundServer {
             );
         }
         let limits = Limits { max_connections: possible, ..config.limits.clone() };
-        let BoundServer { listener, faults } = self;
+        let BoundServer { listener, intercept } = self;
         let (base_url, addr, is_remote) = (listener.to_string(), listener.local_addr(), listener.is_remote());
         let app = Arc::new(App::open_at(&config, addr.is_some() && !is_remote)?);
         listener.listen()?;
@@ -97,7 +97,7 @@ impl BoundServer {
                 cores: thread::available_parallelism().map_or(1, usize::from),
                 retry_for: config.limits.statement_timeout(),
             };
-            let workers = Workers::start(http, slots, app.clone(), capacity, faults)?;
+            let workers = Workers::start(http, slots, app.clone(), capacity, intercept)?;
             let _ = app.metrics.source.set(workers.figures());
             Ok((frontend, workers))
         };

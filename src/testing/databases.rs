@@ -45,42 +45,42 @@ impl ScratchDatabase {
 
     /// Creates a database with the migrations of a directory, as `migrations_dir` has it in [`Config`].
     pub fn with_migrations(dir: Option<&Path>) -> Result<ScratchDatabase, StartError> {
-        outside_of_runtimes(|| ScratchDatabase::filled(dir, None, |_| Ok(())))
+        outside_of_runtimes(|| {
+            let migrations = Migrations::load(dir)?;
+            let template = format!("userd_template_{:016x}", migrations.fingerprint());
+            let mut share = SHARE.lock();
+            if share.as_ref().is_none_or(|share| share.cluster.client.is_closed()) {
+                *share = Some(Share::join()?);
+            }
+            let share = share.as_mut().expect("it has joined");
+            let mut created = share.create(&template);
+            if has_code(&created, &SqlState::UNDEFINED_DATABASE) {
+                // The end of this session releases the lock. Another process may have made the template meanwhile.
+                let server = connection_string(&share.cluster.dir, "postgres");
+                let mut session = Client::connect(&server, NoTls).map_err(failed)?;
+                session.batch_execute("select pg_advisory_lock(3)").map_err(failed)?;
+                created = share.create(&template);
+                if has_code(&created, &SqlState::UNDEFINED_DATABASE) {
+                    let (name, url) = share.create("template1").map_err(failed)?;
+                    let config = Config { database: Database::Url(url.into()), ..small() };
+                    migrations.bring_up(&*Servers::new(&config)?, true, false)?;
+                    keep_as_template(&mut session, &name, &template).map_err(failed)?;
+                    created = share.create(&template);
+                }
+            }
+            created.map(|(name, url)| ScratchDatabase { name, url }).map_err(failed)
+        })
     }
 
-    /// Creates a database with the users that `fill` puts into the one whose URL it gets. They are kept in a template for
-    /// `seed`, a number that changes with the users: the next database with this number is a clone.
-    #[doc(hidden)]
-    pub fn filled<E: From<StartError>>(
-        dir: Option<&Path>,
-        seed: Option<u64>,
-        fill: impl FnOnce(&str) -> Result<(), E>,
-    ) -> Result<ScratchDatabase, E> {
-        let migrations = Migrations::load(dir).map_err(StartError::from)?;
-        let template = format!("userd_template_{:016x}", migrations.fingerprint() ^ seed.unwrap_or_default());
+    /// Returns how many sessions the cluster can have beside those that are there.
+    #[cfg(feature = "command")]
+    pub(super) fn free_sessions() -> Result<i64, StartError> {
+        const FREE: &str = "\
+            select current_setting('max_connections')::bigint - count(*) from pg_stat_activity \
+            where backend_type = 'client backend'";
         let mut share = SHARE.lock();
-        if share.as_ref().is_none_or(|share| share.cluster.client.is_closed()) {
-            *share = Some(Share::join()?);
-        }
-        let share = share.as_mut().expect("it has joined");
-        let mut created = share.create(&template);
-        if has_code(&created, &SqlState::UNDEFINED_DATABASE) {
-            // The end of this session releases the lock. Another process may have made the template meanwhile.
-            let mut session =
-                Client::connect(&connection_string(&share.cluster.dir, "postgres"), NoTls).map_err(failed)?;
-            session.batch_execute("select pg_advisory_lock(3)").map_err(failed)?;
-            created = share.create(&template);
-            if has_code(&created, &SqlState::UNDEFINED_DATABASE) {
-                let (name, url) = share.create("template1").map_err(failed)?;
-                let config = Config { database: Database::Url(url.as_str().into()), ..small() };
-                let servers = Servers::new(&config)?;
-                migrations.bring_up(&servers, true, false)?;
-                fill(&url)?;
-                keep_as_template(&mut session, &name, &template).map_err(failed)?;
-                created = share.create(&template);
-            }
-        }
-        Ok(created.map(|(name, url)| ScratchDatabase { name, url }).map_err(failed)?)
+        let Some(share) = share.as_mut() else { return Ok(i64::MAX) };
+        Ok(outside_of_runtimes(|| share.cluster.client.query_one(FREE, &[])).map_err(failed)?.get(0))
     }
 
     /// Returns `postgresql://…`, as psql, libpq and the `postgres` crate take it. No password, no TLS.

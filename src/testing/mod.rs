@@ -21,8 +21,12 @@ mod control;
 mod databases;
 mod requests;
 mod servers;
+#[cfg(feature = "command")]
+mod services;
 
 pub use crate::server::Fault;
-pub use control::Control;
 pub use databases::ScratchDatabase;
 pub use servers::{Failing, TestServer};
+#[cfg(feature = "command")]
+#[doc(hidden)]
+pub use services::{Services, check_setting, config};

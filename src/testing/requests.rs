@@ -1,13 +1,13 @@
 //! The requests of a service that is thrown away: the journal of those that came, and the choice of those that fail.
 
-use super::Control;
+use super::control::{Control, Refused};
+use crate::app;
 use crate::http::{Method, Request};
 use crate::input::validation::object;
 use crate::server::Fault;
 use percent_encoding::percent_decode_str;
 use serde_json::{Map, Value, json};
 use std::collections::VecDeque;
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
 /// Bytes of the journal's lines, at most.
 const JOURNAL_BYTES: usize = 8 << 20;
@@ -21,51 +21,40 @@ const HIDDEN: &str = "***";
 /// The journal, and the requests that are to fail. Each request meets them before it is judged.
 #[derive(Default)]
 pub struct Watch {
-    /// Method and target of each request, and the line that shows it.
-    journal: VecDeque<(String, String)>,
+    journal: VecDeque<Noted>,
     bytes: usize,
     /// The number of requests that have left the journal for newer ones.
     gone: usize,
     rules: Vec<Rule>,
-    /// Seed of the choices by chance.
-    pub seed: u64,
 }
 
-/// Requests that are to fail: some of the next ones, or each by chance.
+/// A request in the journal.
+#[cfg_attr(not(feature = "command"), allow(dead_code, reason = "`TestServer` returns all requests"))]
+struct Noted {
+    method: String,
+    target: String,
+    /// The line of JSON that shows it.
+    line: String,
+}
+
+/// Some of the next requests, which are to fail.
 struct Rule {
     fault: Fault,
     method: Method,
     path: String,
-    left: Option<u32>,
-    percent: Option<f64>,
-    /// The number of choices that were made.
-    chosen: u64,
+    left: u32,
 }
 
 impl Control {
-    /// Has requests with this method and path fail: so many of the next ones, or each with a chance, as in `10%`.
-    pub fn fail(&self, fault: Fault, method: &str, path: &str, often: &str) -> Result<(), String> {
-        const CAN: &str = "requests can fail whose method is GET, HEAD, POST, PUT, PATCH or DELETE and whose path, \
-                           without a query, is /users or below: a number of them, or each by a chance from 0% to 100%";
-        let is_of_users = path == "/users" || path.starts_with("/users/") && !path.contains('?');
-        let method = Method::from(method);
-        let (left, percent) =
-            (often.parse().ok(), often.strip_suffix('%').and_then(|text| text.parse().ok()));
-        let percent = percent.filter(|percent| (0.0..=100.0).contains(percent));
-        let is_told = left.is_some() || percent.is_some();
-        if !is_of_users || matches!(method, Method::Options | Method::Other) || !is_told {
-            return Err(CAN.to_owned());
+    /// Has so many of the next requests with this method and path fail.
+    pub fn fail(&self, fault: Fault, method: &str, path: &str, times: u32) -> Result<(), Refused> {
+        if path.contains('?') {
+            return Err(Refused::new(400, "the path of a fault goes without a query"));
         }
-        let rule = Rule { fault, method, path: path.to_owned(), left, percent, chosen: 0 };
+        check(Some(method), Some(path))?;
+        let rule = Rule { fault, method: method.into(), path: path.to_owned(), left: times };
         self.watch.lock().rules.push(rule);
         Ok(())
-    }
-
-    /// Begins the choices by chance anew. Equal seeds make equal choices.
-    pub fn chance(&self, seed: u64) {
-        let mut watch = self.watch.lock();
-        watch.seed = seed;
-        watch.rules.iter_mut().for_each(|rule| rule.chosen = 0);
     }
 
     /// Forgets the faults that are left.
@@ -73,36 +62,69 @@ impl Control {
         self.watch.lock().rules.clear();
     }
 
-    /// Returns how many requests are yet to fail. Those that fail by chance are not counted.
+    /// Returns how many requests are yet to fail.
     pub fn faults_left(&self) -> u32 {
-        self.watch.lock().rules.iter().filter_map(|rule| rule.left).fold(0, u32::saturating_add)
+        self.watch.lock().rules.iter().map(|rule| rule.left).fold(0, u32::saturating_add)
     }
 
-    /// Returns a line of JSON for each request since the start or the last reset, and how many have left the journal. Of
-    /// requests with this method and path alone, if `on` is given, as in `POST /users`.
-    pub fn requests(&self, on: Option<&str>) -> (Vec<String>, usize) {
-        let watch = self.watch.lock();
-        let is_meant = |of: &str| on.is_none_or(|on| of == on || of.split('?').next() == Some(on));
-        let lines = watch.journal.iter().filter(|(of, _)| is_meant(of)).map(|(_, line)| line.clone());
-        (lines.collect(), watch.gone)
+    /// Returns the journal: a line of JSON for each request since the start or the last reset.
+    pub fn lines(&self) -> Vec<String> {
+        self.watch.lock().journal.iter().map(|noted| noted.line.clone()).collect()
     }
+
+    /// Returns the last ten lines of the journal.
+    pub fn last_lines(&self) -> String {
+        let lines = self.lines();
+        lines[lines.len().saturating_sub(10)..].join("\n")
+    }
+
+    /// Returns the lines of requests with this method, and with this path or target, if one is given, and how many requests
+    /// have left the journal.
+    #[cfg(feature = "command")]
+    pub fn find(&self, method: Option<&str>, target: Option<&str>) -> Result<(String, usize), Refused> {
+        check(method, target)?;
+        let watch = self.watch.lock();
+        let is_meant = |noted: &&Noted| {
+            let path = noted.target.split('?').next();
+            method.is_none_or(|method| method == noted.method)
+                && target.is_none_or(|target| target == noted.target || Some(target) == path)
+        };
+        let lines: Vec<&str> =
+            watch.journal.iter().filter(is_meant).map(|noted| noted.line.as_str()).collect();
+        Ok((lines.join(","), watch.gone))
+    }
+}
+
+/// Checks that the table of routes has a request of this method and target: with a misspelt one a test would wait for
+/// requests that never come. The frontend answers some by itself, which are not watched.
+fn check(method: Option<&str>, target: Option<&str>) -> Result<(), Refused> {
+    let path = target.map(|target| target.split('?').next().unwrap_or_default());
+    let found = |method: &str, path| app::find(method.into(), path, true);
+    let is_served = match (method, path) {
+        (Some(method), Some(path)) => found(method, path).asked.is_ok(),
+        (None, Some(path)) => found("GET", path).label != "other",
+        (method, None) => method.is_none_or(|method| Method::from(method) != Method::Other),
+    };
+    if is_served && !path.is_some_and(app::is_answered_at_once) {
+        return Ok(());
+    }
+    let (method, target) = (method.unwrap_or_default(), target.unwrap_or_default());
+    let problem = format!("{method:.20} {target:.100}");
+    Err(Refused::new(
+        400,
+        format!("no request like {:?} is watched: the service has no such route", problem.trim()),
+    ))
 }
 
 impl Watch {
     /// Notes a request. Returns the fault that the first rule has for it.
     pub fn choose(&mut self, request: &Request) -> Option<Fault> {
         self.note(request);
-        let seed = self.seed;
-        self.rules.iter_mut().enumerate().find_map(|(number, rule)| {
-            if rule.left == Some(0) || rule.method != request.method || rule.path != request.path() {
-                return None;
-            }
-            rule.chosen += 1;
-            let drawn = BuildHasherDefault::<DefaultHasher>::new().hash_one((seed, number, rule.chosen));
-            let fails = rule.percent.is_none_or(|percent| ((drawn % 1_000_000) as f64) < percent * 10_000.0);
-            rule.left = rule.left.map(|left| left - 1);
-            fails.then_some(rule.fault)
-        })
+        let is_meant =
+            |rule: &&mut Rule| rule.left > 0 && rule.method == request.method && rule.path == request.path();
+        let rule = self.rules.iter_mut().find(is_meant)?;
+        rule.left -= 1;
+        Some(rule.fault)
     }
 
     fn note(&mut self, request: &Request) {
@@ -115,11 +137,12 @@ impl Watch {
         let line = json!({"method": method, "target": target, "headers": headers, "body": body});
         let line = shown(line).to_string();
         self.bytes += line.len();
-        self.journal.push_back((format!("{method} {}", request.target), line));
+        let (method, target) = (method.to_string(), request.target.clone());
+        self.journal.push_back(Noted { method, target, line });
         while self.bytes > JOURNAL_BYTES
-            && let Some((_, oldest)) = self.journal.pop_front()
+            && let Some(oldest) = self.journal.pop_front()
         {
-            self.bytes -= oldest.len();
+            self.bytes -= oldest.line.len();
             self.gone += 1;
         }
     }
@@ -128,7 +151,7 @@ impl Watch {
     pub fn forget(&mut self, requests: bool) {
         self.rules.clear();
         if requests {
-            *self = Watch { seed: self.seed, ..Watch::default() };
+            *self = Watch::default();
         }
     }
 }

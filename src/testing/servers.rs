@@ -1,29 +1,63 @@
 //! Servers in this process, each on a database of its own.
 
 use super::databases::{ScratchDatabase, failed, small};
-use super::{Control, Fault};
+use super::{Fault, control::Control, requests::Watch};
 use crate::App;
 use crate::config::{Config, PasswordHashing};
 use crate::db::blocking::outside_of_runtimes;
 use crate::error::{self, StartError};
+use crate::http::Request;
 use crate::operations::Create;
 use crate::secret::Secret;
-use crate::server::{BoundServer, Server};
+use crate::server::{self, BoundServer, Intercepted, Server};
 use crate::users::email;
 use crate::users::user::{NewUser, User};
+use parking_lot::Mutex;
 use postgres::{Client, NoTls, types::ToSql};
 use serde_json::Value;
 use std::net::SocketAddr;
-use std::time::Duration;
-use std::{fmt, thread};
+use std::time::{Duration, Instant};
+use std::{fmt, sync::Arc, thread};
+
+/// Time that a control may take.
+const CONTROL_TIME: Duration = Duration::from_secs(10);
+
+/// Chooses the requests that are controls.
+pub(super) type Controls = Box<dyn Fn(&Request) -> Option<server::Control> + Send + Sync>;
+
+/// A server with a database of its own.
+pub(super) struct Running {
+    // In this order: the database is dropped after the server has stopped.
+    pub server: Server,
+    pub control: Control,
+    pub database: ScratchDatabase,
+}
+
+impl Running {
+    /// Starts a server on a database, at an address that is bound already. Blocks until it answers.
+    pub fn start(
+        database: ScratchDatabase,
+        mut bound: BoundServer,
+        config: &Config,
+        controls: Option<Controls>,
+    ) -> Result<Running, StartError> {
+        let watch = Arc::<Mutex<Watch>>::default();
+        let watching = watch.clone();
+        bound.intercept = Some(Arc::new(move |request: &Request| {
+            let control = controls.as_ref().and_then(|controls| controls(request));
+            control
+                .map(Intercepted::Control)
+                .or_else(|| watching.lock().choose(request).map(Intercepted::Fault))
+        }));
+        let config = Config { database: database.config().database, ..config.clone() };
+        let server = bound.start(config, || Ok(()), || {})?;
+        let (app, url) = (server.app.clone(), database.url().to_owned());
+        Ok(Running { server, control: Control { app, url, saved: Mutex::default(), watch }, database })
+    }
+}
 
 /// A running server on a free port of the loopback, with a database of its own. Both go with this value.
-pub struct TestServer {
-    // In this order: the database is dropped after the server has stopped.
-    server: Server,
-    control: Control,
-    database: ScratchDatabase,
-}
+pub struct TestServer(Running);
 
 impl TestServer {
     /// Starts a server with the default settings, but for `password_hashing`: the least cost, since an unoptimized
@@ -76,7 +110,7 @@ impl TestServer {
         let users = users.into_iter().map(|(id, name, address)| (id, name, email::normalized(address)));
         let (ids, names, emails): (Vec<i64>, Vec<&str>, Vec<String>) = users.collect();
         expected("store the users", server.query(STORE, &[&ids, &names, &emails]));
-        expected("keep the users", server.control.save(None));
+        expected("keep the users", server.0.control.save(None, soon()));
         server
     }
 
@@ -91,13 +125,12 @@ impl TestServer {
         change(&mut config);
         let database = ScratchDatabase::with_migrations(config.migrations_dir.as_deref())?;
         config.database = database.config().database;
-        let (server, control) = database.serve(BoundServer::bind(&config)?, config, || Ok(()), || {})?;
-        Ok(TestServer { server, control, database })
+        Running::start(database, BoundServer::bind(&config)?, &config, None).map(TestServer)
     }
 
     /// Returns the address of the server, without a slash at its end: `http://127.0.0.1:41234`.
     pub fn base_url(&self) -> &str {
-        self.server.base_url()
+        self.0.server.base_url()
     }
 
     /// Returns the URL of a path: `server.url("/users?page=2")`.
@@ -107,17 +140,17 @@ impl TestServer {
 
     /// Returns the TCP address it listens on; `None` if the settings made it a Unix socket.
     pub fn addr(&self) -> Option<SocketAddr> {
-        self.server.addr()
+        self.0.server.addr()
     }
 
     /// Returns the service behind it, to be asked without a socket.
     pub fn app(&self) -> &App {
-        self.server.app()
+        self.0.server.app()
     }
 
     /// Returns the database behind it, as psql, libpq and the `postgres` crate take it.
     pub fn database_url(&self) -> &str {
-        self.database.url()
+        self.0.database.url()
     }
 
     /// Creates `n` users in one statement, `User 1` with `user1@example.com` and so on, counted on with each
@@ -163,7 +196,7 @@ impl TestServer {
     /// If the database refuses.
     #[track_caller]
     pub fn reset(&self) {
-        expected("reset", self.control.restore(None));
+        expected("reset", self.0.control.restore(None, soon()));
     }
 
     /// Saves users, passwords, idempotency keys and the next id under a name of 1 to 40 characters of `a-z`, `0-9` and `_`;
@@ -174,7 +207,7 @@ impl TestServer {
     /// If it is no such name, or the database refuses.
     #[track_caller]
     pub fn save(&self, name: &str) {
-        expected("save the state", self.control.save(Some(name)));
+        expected("save the state", self.0.control.save(Some(name), soon()));
     }
 
     /// Brings a saved state back, any number of times, as [`TestServer::reset`] brings back the state at the start.
@@ -183,34 +216,29 @@ impl TestServer {
     /// If no state of this name was saved, or the database refuses: nothing is changed then.
     #[track_caller]
     pub fn restore(&self, name: &str) {
-        expected("restore the state", self.control.restore(Some(name)));
+        expected("restore the state", self.0.control.restore(Some(name), soon()));
     }
 
     /// Has requests fail: `server.fail(Fault::AnswerLost).on("POST", "/users").times(1)`.
     pub fn fail(&self, fault: Fault) -> Failing<'_> {
-        Failing { control: &self.control, fault, method: "POST", path: "/users" }
+        Failing { control: &self.0.control, fault, method: "POST", path: "/users" }
     }
 
-    /// Forgets the faults that are left, and those by chance.
+    /// Forgets the faults that are left.
     pub fn fail_none(&self) {
-        self.control.fail_none();
+        self.0.control.fail_none();
     }
 
     /// Returns how many requests are yet to fail. Dropping the server panics unless it is 0.
     pub fn faults_left(&self) -> u32 {
-        self.control.faults_left()
-    }
-
-    /// Begins the choices by chance anew. With equal seeds, equal requests fail.
-    pub fn chance(&self, seed: u64) {
-        self.control.chance(seed);
+        self.0.control.faults_left()
     }
 
     /// Returns the requests that were received since the start or the last reset, in their order, as far as 8 MiB hold
     /// them: `method`, `target`, `headers` by names in lower case, and `body`, which is an object or the length of any other
     /// body. Secrets are `***`. Requests that the frontend answers by itself are not among them.
     pub fn requests(&self) -> Vec<Value> {
-        let (lines, _) = self.control.requests(None);
+        let lines = self.0.control.lines();
         lines.iter().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect()
     }
 
@@ -220,12 +248,12 @@ impl TestServer {
     /// If the database refuses, as for more time than its timestamps have.
     #[track_caller]
     pub fn advance(&self, time: Duration) {
-        expected("let time pass", self.control.advance(time));
+        expected("let time pass", self.0.control.advance(time, soon()));
     }
 
     /// Stops the server and drops the database, as dropping this value does, but waits for `drain_delay` before.
     pub fn stop(self) {
-        self.server.announce_stop();
+        self.0.server.announce_stop();
     }
 
     fn create(&self, name: &str, email: &str, password: Option<&Secret>) -> Result<User, error::Error> {
@@ -251,9 +279,7 @@ impl Drop for TestServer {
         let left = self.faults_left();
         assert!(left == 0 || thread::panicking(), "{left} requests were to fail, and have not come");
         if thread::panicking() {
-            let (lines, _) = self.control.requests(None);
-            let last = lines[lines.len().saturating_sub(10)..].join("\n");
-            eprintln!("chance seed: {}\nthe last 10 requests:\n{last}", self.control.watch.lock().seed);
+            eprintln!("the last 10 requests:\n{}", self.0.control.last_lines());
         }
     }
 }
@@ -273,17 +299,20 @@ impl<'a> Failing<'a> {
         Failing { method, path, ..self }
     }
 
-    /// Has so many of the next requests fail, or each one by chance: `.times(1)`, `.times("10%")`. A test that fails prints
-    /// the seed of its chances, for [`TestServer::chance`].
+    /// Has so many of the next requests fail.
     ///
     /// # Panics
-    /// If no such request can fail: its method has no meaning for users, or its path is not `/users` or below; if `times` is
-    /// neither a number nor a chance from 0 to 100 %.
+    /// If no such request can fail: the service has no such route, or answers it without a worker.
     #[track_caller]
-    pub fn times(self, times: impl fmt::Display) {
+    pub fn times(self, times: u32) {
         let Failing { control, fault, method, path } = self;
-        expected("have requests fail", control.fail(fault, method, path, &times.to_string()));
+        expected("have requests fail", control.fail(fault, method, path, times));
     }
+}
+
+/// Returns the deadline of a control that begins now.
+fn soon() -> Instant {
+    Instant::now() + CONTROL_TIME
 }
 
 /// Panics with the place of the test that called.

@@ -2,8 +2,8 @@
 //! root and as any user. The test binary starts itself as the process to be killed (`the_helper`).
 
 use crate::support::{
-    ADA, EPHEMERAL, LONG, LONG_ON_DISK, Process, TempDir, USERD, check, children, eventually, is_root, pause,
-    postmaster, running,
+    ADA, LONG, LONG_ON_DISK, Process, TempDir, UNTIL_SIGNAL, USERD, check, children, eventually, is_root,
+    pause, postmaster, running,
 };
 use nix::sys::signal::{self, Signal};
 use nix::unistd::{Pid, Uid};
@@ -434,7 +434,7 @@ fn a_first_service_that_is_ended_amid_initdb_leaves_nothing() {
     for (name, code) in [("TERM", 143), ("INT", 130), ("KILL", 137)] {
         let program = ["/usr/bin/unshare", "-m", "-i", "/bin/sh", "-c", END, "sh", USERD];
         let mut process =
-            Process::under(&program, &EPHEMERAL, &[("SIGNAL", name), ("PATH", "/usr/bin:/bin")]);
+            Process::under(&program, &UNTIL_SIGNAL, &[("SIGNAL", name), ("PATH", "/usr/bin:/bin")]);
         assert_eq!(process.wait(LONG_ON_DISK), 0, "{name}: {} {}", process.stdout(), process.stderr());
         assert_eq!(process.stdout(), format!("{code}\n"), "{name}");
     }
@@ -564,7 +564,7 @@ fn without_shared_memory_the_temporary_directory_is_taken() {
     for mount in ["-o mode=755", "-o ro"] {
         let script = format!("mount -t tmpfs {mount} none /dev/shm && exec \"$0\" \"$@\"");
         let program = ["/usr/bin/unshare", "-m", "/bin/sh", "-c", &script, USERD];
-        let mut process = Process::under(&program, &EPHEMERAL, &[("TMPDIR", "/tmp")]);
+        let mut process = Process::under(&program, &UNTIL_SIGNAL, &[("TMPDIR", "/tmp")]);
         process.wait_for_url_within(LONG_ON_DISK);
         assert_eq!(process.client().get("/users").status, 200, "{mount}");
     }

@@ -1,15 +1,14 @@
 //! States, failures, the journal and time on command: of a server in this process, and of the command.
 
 use crate::support::{
-    ADA, ADA_1, Answer, Client, Compared, GRACE, LONG, OTHER_PASSWORD, PASSWORD, TempDir, assert_no_secret,
-    check, ephemeral, eventually,
+    ADA, ADA_1, Answer, Client, Compared, GRACE, LONG, OTHER_PASSWORD, PASSWORD, TempDir, Tested,
+    assert_no_secret, check, eventually,
 };
 use serde_json::{Value, json};
 use std::{
-    io::{BufRead, BufReader, ErrorKind, Read, Write},
+    io::{ErrorKind, Read, Write},
     net::TcpStream,
     panic::{AssertUnwindSafe, catch_unwind},
-    process::{Child, ChildStdout},
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
     time::{Duration, Instant},
@@ -384,47 +383,6 @@ fn requests_are_remembered_without_secrets() {
     assert!(server.requests().is_empty());
 }
 
-/// Returns which of so many requests fail.
-fn choices(server: &TestServer, requests: usize) -> Vec<bool> {
-    let mut client = Client::new(server.base_url());
-    (0..requests).map(|_| client.get("/users").status == 503).collect()
-}
-
-#[test]
-fn faults_by_chance() {
-    let server = Compared(TestServer::start());
-    let fail =
-        |percent: &str| server.fail(Fault::Unavailable).on("GET", "/users").times(format!("{percent}%"));
-    server.chance(7);
-    fail("30");
-    let first = choices(&server, 200);
-    let failed = first.iter().filter(|failed| **failed).count();
-    assert!((30..=90).contains(&failed), "{failed} of 200");
-    assert_ne!(first[..100], first[100..]);
-    // Equal seeds make equal choices, before or after a reset, and other seeds others.
-    server.chance(7);
-    assert_eq!(choices(&server, 200), first);
-    server.reset();
-    assert_eq!(choices(&server, 20), [false; 20]);
-    fail("30");
-    assert_eq!(choices(&server, 200), first);
-    server.chance(8);
-    assert_ne!(choices(&server, 200), first);
-    server.reset();
-    fail("0");
-    assert_eq!(choices(&server, 20), [false; 20]);
-    // Requests that are to fail in any case are counted, and come first.
-    server.fail(Fault::Unavailable).on("GET", "/users").times(2);
-    assert_eq!((choices(&server, 3), server.faults_left()), (vec![true, true, false], 0));
-    fail("100");
-    assert_eq!(choices(&server, 20), [true; 20]);
-    for percent in ["-1", "100.1", "NaN", "inf", "", "1%"] {
-        assert!(is_refused(|| fail(percent)), "{percent}");
-    }
-    // None is left over at the end.
-    assert_eq!(server.faults_left(), 0);
-}
-
 #[test]
 fn time_passes_on_command() {
     let server = Compared(TestServer::with(|config| config.auth_attempts = 1));
@@ -461,59 +419,21 @@ fn what_cannot_be_asked_for_panics_and_a_fault_that_is_left_does() {
     assert!(panics(|server| server.fail(Fault::AnswerLost).times(2)));
 }
 
-/// `userd` on a database of its own, with commands on its standard input.
-struct Commanded {
-    child: Child,
-    lines: BufReader<ChildStdout>,
-    url: String,
-}
-
-impl Commanded {
-    fn start(arguments: &[&str]) -> Commanded {
-        let mut child = ephemeral(&[&["--commands"], arguments].concat());
-        let lines = BufReader::new(child.stdout.take().unwrap());
-        let mut commanded = Commanded { child, lines, url: String::new() };
-        // It is read once there is a service.
-        commanded.send(b"faults\n");
-        commanded.url = commanded.line().strip_prefix("listening on ").unwrap().to_owned();
-        assert_eq!(commanded.line(), "ok 0");
-        commanded
-    }
-
-    fn send(&mut self, bytes: &[u8]) {
-        self.child.stdin.as_mut().unwrap().write_all(bytes).unwrap();
-    }
-
-    fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.lines.read_line(&mut line).unwrap();
-        line.trim_end().to_owned()
-    }
-
-    fn answer(&mut self, command: &str) -> String {
-        self.send(format!("{command}\n").as_bytes());
-        self.line()
-    }
-}
-
-impl Drop for Commanded {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 #[test]
-fn lines_of_commands() {
+fn controls_of_the_command() {
     let dir = TempDir::new();
     // They need not be what the create schema takes.
     dir.write("users.csv", "id,name,email,password\n7,Ada,ada@example.com,correct horse\n6,,no address,\n");
-    let seed = format!("--seed={}/users.csv", dir.name());
-    let mut userd = Commanded::start(&["--with-parent", &seed]);
-    let mut client = Client::new(&userd.url);
+    let userd = Tested::start(&[&format!("--seed={}/users.csv", dir.name())]);
+    let does = |request: &str, body: &str| {
+        let answer = userd.control(request, body);
+        assert_eq!((answer.status, answer.body.as_str()), (204, ""), "{request} {body}: {answer:?}");
+    };
+    let left = || userd.control("GET /faults", "").json()["left"].clone();
+    let mut client = userd.client();
     let first = client.get("/users/7");
     for _ in 0..2 {
-        assert_eq!(userd.answer("reset"), "ok");
+        does("POST /reset", "");
         let again = client.get("/users/7");
         assert_eq!((again.json(), again.header("ETag")), (first.json(), first.header("ETag")));
         assert_eq!(client.get("/users/6").json()["email"], "no address");
@@ -521,109 +441,138 @@ fn lines_of_commands() {
         assert_eq!(client.post("/users", GRACE).id(), "8");
         assert_eq!(client.delete("/users/7").status, 204);
     }
-    assert_eq!(userd.answer("reset"), "ok");
-    for (command, expected) in [
-        ("fail 503 GET /users/7", "ok"),
-        ("fail slow 0.1 GET /users/7 2", "ok"),
-        ("fail cut 15 DELETE /users/8 1", "ok"),
-        ("fail answer-lost PUT /users/7 4294967295", "ok"),
-        ("fail refused PATCH /users/7 4294967295", "ok"),
-        ("faults", "ok 4294967295"),
-        ("fail none", "ok"),
-        ("faults", "ok 0"),
-        ("  advance   61  \r", "ok"),
-        ("fail 503 GET /users/7 2", "ok"),
-        ("save a_1", "ok"),
-        ("chance 18446744073709551615", "ok"),
-        ("fail refused GET /users 0.5%", "ok"),
-        ("requests GET /nowhere", "ok 0 0"),
-        ("requests", "ok 0 0"),
+    does("PUT /states/a_1", "");
+    does("POST /reset", "");
+    does("POST /states/a_1", "");
+    assert_eq!(client.get("/users?order=desc").json()["data"][0]["id"], "8");
+    does("POST /reset", "");
+    for body in [
+        r#"{"fault":"503","method":"GET","path":"/users/7"}"#,
+        r#"{"fault":"slow","seconds":0.1,"method":"GET","path":"/users/7","times":2}"#,
+        r#"{"fault":"cut","bytes":15,"method":"DELETE","path":"/users/8","times":1}"#,
+        r#"{"fault":"answer-lost","method":"PUT","path":"/users/7","times":4294967295}"#,
+        r#"{"fault":"refused","method":"GET","path":"/openapi.json","times":4294967295}"#,
     ] {
-        assert_eq!(userd.answer(command), expected, "{command}");
+        does("POST /faults", body);
     }
-    for command in [
-        "",
-        "stop",
-        "reset now",
-        "advance -1",
-        "advance 1e300",
-        "fail nothing POST /users",
-        "fail answer-lost GET /livez",
-        "fail answer-lost GET /users?page=1",
-        "fail answer-lost OPTIONS /users",
-        "fail answer-lost POST /users -1",
-        "fail cut -1 POST /users",
-        "fail 503 POST /users 101%",
-        "fail 503 POST /users -1%",
-        "fail 503 POST /users nan%",
-        "fail 503 POST /users %",
-        "chance",
-        "chance -1",
-        "chance 18446744073709551616",
-        "save",
-        "save A",
-        "save a b",
-        "restore a_2",
-        "restore \u{1b}[2J",
-        "chance \u{1b}[2J",
-        "advance \u{1b}[2J",
-        "requests GET",
-        "requests GET /users 1",
-        "\u{1b}[2J\0",
+    assert_eq!(left(), 4_294_967_295_u32);
+    does("DELETE /faults", "");
+    assert_eq!(left(), 0);
+    does("POST /time", r#"{"advance":61}"#);
+    does("POST /faults", r#"{"fault":"503","method":"GET","path":"/users/7","times":2}"#);
+    for (left_before, status) in [(2, 503), (1, 503), (0, 200)] {
+        assert_eq!((left(), client.get("/users/7").status), (json!(left_before), status));
+    }
+    client.get("/users?page=1");
+    for (query, targets) in [
+        ("", vec!["/users/7", "/users/7", "/users/7", "/users?page=1"]),
+        ("?method=GET&path=/users/7", vec!["/users/7"; 3]),
+        ("?path=%2Fusers", vec!["/users?page=1"]),
+        ("?path=/users%3Fpage%3D1", vec!["/users?page=1"]),
+        ("?method=POST", vec![]),
+        ("?method=DELETE&path=/users/7", vec![]),
     ] {
-        let answer = userd.answer(command);
-        assert!(answer.starts_with("error ") && !answer.contains(['\u{1b}', '\0']), "{command}: {answer}");
+        let journal = userd.control(&format!("GET /requests{query}"), "").json();
+        let requests = journal["requests"].as_array().unwrap().iter();
+        let found: Vec<&str> = requests.map(|request| request["target"].as_str().unwrap()).collect();
+        assert_eq!((found, &journal["gone"]), (targets, &json!(0)), "{query}");
     }
-    userd.send(b"\xff\xfe\n");
-    assert!(userd.line().starts_with("error "));
-    userd.send(&[b"reset".repeat(1 << 20), b"\n".to_vec()].concat());
-    assert!(userd.line().starts_with("error "));
-    for (left, status) in [("ok 2", 503), ("ok 1", 503), ("ok 0", 200)] {
-        assert_eq!(userd.answer("faults"), left);
-        assert_eq!(client.get("/users/7").status, status);
+}
+
+/// A control that cannot be executed changes nothing, and says why.
+#[test]
+fn controls_that_cannot_be() {
+    let userd = Tested::start(&[]);
+    let fault =
+        |more: &str| ("POST /faults".to_owned(), format!(r#"{{"method":"POST","path":"/users",{more}}}"#));
+    let of = |fault: &str, method: &str, path: &str| {
+        ("POST /faults".to_owned(), json!({"fault": fault, "method": method, "path": path}).to_string())
+    };
+    let plain = |request: &str| (request.to_owned(), String::new());
+    let time = |body: &str| ("POST /time".to_owned(), body.to_owned());
+    let services = |body: &str| ("POST /services".to_owned(), body.to_owned());
+    for (status, (request, body)) in [
+        (404, plain("GET /reset")),
+        (404, plain("POST /reset/now")),
+        (404, plain("POST /")),
+        (404, plain("DELETE /")),
+        (404, plain("GET /nothing")),
+        (404, plain("GET /services/1")),
+        (404, plain("DELETE /services/x")),
+        (404, plain("POST /states/a_2")),
+        (400, plain("PUT /states/A")),
+        (400, plain("PUT /states/%1b")),
+        (400, plain("POST /time")),
+        (400, time("{}")),
+        (400, time(r#"{"advance":-1}"#)),
+        (400, time(r#"{"advance":1e300}"#)),
+        (400, time(r#"{"advance":"1"}"#)),
+        (400, time(r#"{"advance":1,"more":1}"#)),
+        (400, plain("GET /requests?path=/usres")),
+        (400, plain("GET /requests?method=GTE&path=/users")),
+        (400, plain("GET /requests?method=GTE")),
+        (400, plain("GET /requests?method=post&path=/users")),
+        (400, plain("GET /requests?method=POST&path=/users/")),
+        (400, plain("GET /requests?method=DELETE&path=/users")),
+        (400, plain("GET /requests?path=/livez")),
+        (400, plain("GET /requests?mehtod=POST")),
+        (400, plain("GET /requests?path=%")),
+        (400, of("nothing", "POST", "/users")),
+        (400, of("answer-lost", "GET", "/livez")),
+        (400, of("answer-lost", "GET", "/users?page=1")),
+        (400, of("answer-lost", "GTE", "/users")),
+        (400, of("answer-lost", "GET", "/usres")),
+        (400, of("slow", "POST", "/users")),
+        (400, of("cut", "POST", "/users")),
+        (400, fault(r#""fault":"503","times":-1"#)),
+        (400, fault(r#""fault":"503","times":"10%"#)),
+        (400, fault(r#""fault":503"#)),
+        (400, fault(r#""fault":"slow","seconds":-1"#)),
+        (400, fault(r#""fault":"cut","bytes":1,"seconds":1"#)),
+        (400, fault(r#""fault":"503","sedonds":1"#)),
+        (400, services("[]")),
+        (400, services(r#"{"setings":{}}"#)),
+        (400, services(r#"{"settings":{"SCHMEA":"strict"}}"#)),
+        (400, services(r#"{"settings":{"SCHEMA":"strcit"}}"#)),
+        (400, services(r#"{"settings":{"SCHEMA":["strict"]}}"#)),
+        (400, services(r#"{"settings":{"DATABASE_URL":"postgres:///x"}}"#)),
+        (400, services(r#"{"settings":{"DB_POOL_SIZE":1}}"#)),
+        (400, services(r#"{"settings":{"PGPASSWORD":"x"}}"#)),
+        (400, services(r#"{"settings":{"HOST":"0.0.0.0"}}"#)),
+        (400, services(r#"{"settings":{"API_TOKEN_FILE":"/etc/passwd"}}"#)),
+        (400, services(r#"{"settings":{"MIGRATIONS_DIR":"/"}}"#)),
+        (400, services(r#"{"settings":{"POSTGRES_BIN":"/"}}"#)),
+        (400, services(r#"{"settings":{"LOG_LEVEL":"info"}}"#)),
+        (400, services(r#"{"users":[{"name":"Ada"}]}"#)),
+        (400, services(r#"{"users":[1]}"#)),
+    ] {
+        let answer = userd.control(&request, &body);
+        assert_eq!(answer.status, status, "{request} {body}: {answer:?}");
+        let message = answer.json()["message"].as_str().unwrap().to_owned();
+        assert!(!message.is_empty() && !answer.body.contains('\u{1b}'), "{request}: {answer:?}");
     }
-    assert_eq!(userd.answer("requests GET /users/7"), "ok 3 0");
-    let mut lines = (0..3).map(|_| serde_json::from_str::<Value>(&userd.line()).unwrap());
-    assert!(lines.all(|line| line["method"] == "GET" && line["target"] == "/users/7" && line["body"] == 0));
-    drop(userd.child.stdin.take());
-    eventually(LONG, "it ends with its input", || userd.child.try_wait().unwrap().is_some());
-    assert!(userd.child.wait().unwrap().success());
+    assert_eq!(userd.control("GET /faults", "").json()["left"], 0);
+    assert_eq!(userd.control("GET /requests", "").json(), json!({"requests": [], "gone": 0}));
 }
 
 /// The newest requests that fit into 8 MiB, oldest first.
 #[test]
 fn the_journal_is_bounded() {
-    let mut userd = Commanded::start(&[]);
-    let mut client = Client::new(&userd.url);
+    let userd = Tested::start(&[]);
+    let mut client = userd.client();
     for n in 0..150 {
         let body = json!({"n": n, "line\nend": "\u{2028}\u{1b}".repeat(7_000)}).to_string();
         assert_eq!(client.post(&format!("/users?n={n}"), body).status, 400);
     }
     client.get("/users?page=1");
-    let counted = userd.answer("requests POST /users");
-    let numbers: Vec<usize> = counted.split(' ').skip(1).map(|word| word.parse().unwrap()).collect();
-    let [count, gone] = numbers[..] else { panic!("{counted}") };
-    assert_eq!(count + gone, 150, "{counted}");
-    let lines: Vec<String> = (0..count).map(|_| userd.line()).collect();
-    let bytes: usize = lines.iter().map(String::len).sum();
-    assert!((7 << 20..=8 << 20).contains(&bytes), "{bytes} of {count}");
-    for (line, n) in lines.iter().zip(gone..) {
-        assert_eq!(serde_json::from_str::<Value>(line).unwrap()["body"]["n"], n);
+    let answer = userd.control("GET /requests?method=POST&path=/users", "");
+    let journal = answer.json();
+    let (requests, gone) = (journal["requests"].as_array().unwrap(), journal["gone"].as_u64().unwrap());
+    assert_eq!(requests.len() as u64 + gone, 150);
+    assert!((7 << 20..=8 << 20).contains(&answer.body.len()), "{} of {}", answer.body.len(), requests.len());
+    for (request, n) in requests.iter().zip(gone..) {
+        assert_eq!(request["body"]["n"], n);
     }
-    assert_eq!(userd.answer("reset"), "ok");
-    assert_eq!(userd.answer("requests"), "ok 0 0");
-}
-
-#[test]
-fn without_a_parent_the_end_of_commands_ends_nothing() {
-    let dir = TempDir::new();
-    // A user without an id.
-    dir.write("users", ADA);
-    let mut userd = Commanded::start(&[&format!("--seed={}/users", dir.name())]);
-    assert_eq!(userd.answer("fail 503 GET /users/1"), "ok");
-    userd.send(b"reset");
-    drop(userd.child.stdin.take());
-    assert_eq!(userd.line(), "ok", "a line without its end");
-    check(&mut Client::new(&userd.url), &format!("GET /users/1 => 200 {ADA_1}"));
-    assert!(userd.child.try_wait().unwrap().is_none());
+    assert_eq!(userd.control("POST /reset", "").status, 204);
+    assert_eq!(userd.control("GET /requests", "").json(), json!({"requests": [], "gone": 0}));
 }

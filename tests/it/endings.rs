@@ -20,38 +20,38 @@ fn each_names_the_cause_and_then_the_remedy() {
     let free = free_port().to_string();
     let in_file = format!("--embedded={}", path("file"));
     let nowhere = format!("--embedded={}", path("nowhere"));
+    let unmade = format!("--embedded={}", path("unmade"));
     let (none, bad) = (path("none"), path("bad.ndjson"));
     let none_csv = path("none.csv");
     let unwritable = path("nowhere/users.ndjson");
-    let of_clap: [(&[&str], &str); 7] = [
+    let of_clap: [(&[&str], &str); 5] = [
         (&["--port"], "a value is required for '--port <PORT>'"),
-        (&["--embedded", "--seed=users.csv"], "--ephemeral"),
         (&["--port="], "--port"),
         (&["healthcheck", "--port"], "a value is required for '--port <PORT>'"),
         // A pasted argument may be a password.
         (&[PASSWORD], "unrecognized subcommand '…'"),
         (&["--postgres", "/tmp"], "--embedded"),
-        (&["--commands"], "--ephemeral"),
     ];
     // An empty line parts cause, usage and remedy.
     for (arguments, cause) in of_clap {
         says(Process::start(arguments, &[]), &format!("{arguments:?}"), 2, 6, cause, "try '--help'");
     }
     let secret = format!("postgres://ada:{DATABASE_PASSWORD}@localhost/app?sslmod=require");
-    let plain: [(&[&str], i32, &str, &str); 18] = [
+    let plain: [(&[&str], i32, &str, &str); 19] = [
         (&["import", &secret], 2, "no argument is a connection string", "DATABASE_URL names the database"),
-        (&["--embedded", "--with-parent=me"], 2, "there is no such process", "name one that runs"),
-        (&["--embedded=/tmp/x", "--ephemeral"], 2, "--ephemeral", ""),
-        (&["--env-file", &none], 2, &none, "name a file of lines NAME=value"),
-        (&["--embedded", "--with-parent=2147483647"], 2, "there is no such process", "name one that runs"),
-        (&[&in_file], 1, "cannot be created", "choose another directory"),
         (
-            &["--embedded", "--ephemeral", "--postgres=/nowhere"],
-            1,
-            "/nowhere",
-            "that has initdb and postgres",
+            &["test", "--set", "SCHMEA=strict", "--", "true"],
+            125,
+            "is no setting of userd",
+            "did you mean SCHEMA?",
         ),
-        (&["--embedded", "--ephemeral", "--seed", &none_csv], 1, "cannot read", "`userd help import` says"),
+        (&["test", "--host=unix:/tmp/x", "--", "true"], 125, "HOST", "listens on a TCP port"),
+        (&["test"], 125, "standard input has ended", "name a COMMAND, or add --until-signal"),
+        (&["--env-file", &none], 2, &none, "name a file of lines NAME=value"),
+        (&["test", "--env-file=/x", "--", "true"], 125, "--env-file has no effect", "--set gives it"),
+        (&[&in_file], 1, "cannot be created", "choose another directory"),
+        (&[&unmade, "--postgres=/nowhere"], 1, "/nowhere", "that has initdb and postgres"),
+        (&["test", "--seed", &none_csv, "--", "true"], 125, "cannot read", "`userd help import` says"),
         (&["export", &nowhere], 1, "has no cluster", "makes one"),
         (&["import", &nowhere, &none_csv], 1, "cannot read", "`userd help import` says"),
         (&["healthcheck", "--port", &free], 1, "no answer from", "start userd, or name its address"),
@@ -75,9 +75,8 @@ fn each_names_the_cause_and_then_the_remedy() {
         says(Process::start(arguments, &variables), &format!("{arguments:?}"), code, 1, cause, remedy);
     }
     assert!(!dir.path().join("nowhere").exists(), "a cluster was made");
-    // Each line that is refused is a finding, and the last line says what was done.
-    let seed = Process::start(&["--embedded", "--ephemeral", "--seed", &bad], &variables);
-    says(seed, "two lines", 1, 3, "line 1: /name must be a string", "line 2: ");
+    let seed = Process::start(&["test", "--seed", &bad, "--", "true"], &variables);
+    says(seed, "two lines", 125, 1, "line 1: /name must be a string", "line 2: ");
 
     dir.write("blank", "\n");
     let blank = path("blank");

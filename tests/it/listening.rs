@@ -1,21 +1,23 @@
 //! Which addresses a service listens on, and who is told if it cannot.
 
-use crate::support::{Client, Database, LONG, LONG_ON_DISK, Process, USERD, check, free_port, is_root};
+use crate::support::{
+    Client, Database, LONG, LONG_ON_DISK, Process, TempDir, USERD, check, free_port, is_root,
+};
 use nix::sys::signal::Signal;
 use std::net::{TcpListener, TcpStream};
 
 const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
-const EPHEMERAL: [&str; 2] = ["--embedded", "--ephemeral"];
 
 /// Without `HOST`, and by the name: `127.0.0.1` and `::1`, on one port, and no other address of this machine.
 #[test]
 fn a_service_listens_on_both_loopbacks_and_nowhere_else() {
     let database = Database::create();
-    let url = database.url();
+    let (url, dir) = (database.url(), TempDir::new());
+    let embedded = format!("--embedded={}/data", dir.name());
     for (variables, arguments) in [
         (&[("DATABASE_URL", &*url)][..], &[][..]),
         (&[("DATABASE_URL", &*url), ("HOST", "localhost")], &[]),
-        (&[], &EPHEMERAL),
+        (&[], &[&*embedded]),
     ] {
         database.run("truncate users restart identity cascade");
         let mut process = Process::start(arguments, variables);

@@ -2,8 +2,8 @@
 //! listens. These tests run only as root: another user has no rights to give up.
 
 use crate::support::{
-    ADA, ADA_1, Client, EPHEMERAL, LONG, LONG_ON_DISK, Process, TOKEN, TempDir, USERD, check, is_root,
-    postmaster, running,
+    ADA, ADA_1, Client, LONG, LONG_ON_DISK, Process, TOKEN, TempDir, USERD, check, is_root, postmaster,
+    running,
 };
 use nix::{sys::signal::Signal, unistd::User};
 use std::{collections::BTreeSet, fs, net::TcpListener, os::unix::fs::PermissionsExt};
@@ -93,8 +93,7 @@ fn root_becomes_the_account_of_its_postgresql() {
     assert!(!running(next), "PostgreSQL is left behind");
 }
 
-/// A database to be dropped, a Unix socket in a directory of root's, and a socket that systemd has passed, in whose queue
-/// a client waits.
+/// A Unix socket in a directory of root's, and a socket that systemd has passed, in whose queue a client waits.
 #[test]
 fn root_becomes_that_account_in_other_ways() {
     if !is_root() {
@@ -109,9 +108,10 @@ fn root_becomes_that_account_in_other_ways() {
     passed.wait_for_url_within(LONG_ON_DISK);
     assert_eq!(early.answer("GET").status, 200);
     let host = format!("unix:{}/userd.sock", dir.name());
-    let mut ephemeral = Process::start(&EPHEMERAL, &[("HOST", &host)]);
-    let other = ephemeral.wait_for_url_within(LONG_ON_DISK);
-    for (process, url) in [(passed, url), (ephemeral, other)] {
+    let (_other_dir, argument) = directory();
+    let mut unix = Process::start(&[&argument], &[("HOST", &host)]);
+    let other = unix.wait_for_url_within(LONG_ON_DISK);
+    for (process, url) in [(passed, url), (unix, other)] {
         check(&mut Client::new(&url), &format!("POST /users {ADA} => 201 {ADA_1}"));
         check_given_up(process.id());
         stop(process);

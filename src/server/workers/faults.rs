@@ -1,6 +1,7 @@
-//! Requests that fail on command, in a service that is thrown away.
+//! Requests that fail on command, and controls, in a service that is thrown away.
 
 use super::{Dispatch, Job, MEMORY_WAIT, guard};
+use crate::frontend::Claimed;
 use crate::http::{Request, Response};
 use crate::{app::Next, error::Error};
 use std::time::{Duration, Instant};
@@ -21,12 +22,36 @@ pub enum Fault {
     Cut(usize),
 }
 
-/// Chooses the requests that fail.
-pub type Faults = Arc<dyn Fn(&Request) -> Option<Fault> + Send + Sync>;
+/// The treatment of a request that is not executed as usual.
+pub enum Intercepted {
+    /// The request fails.
+    Fault(Fault),
+    /// The request is no request to the service: it is neither judged, counted nor logged.
+    Control(Control),
+}
 
-/// Fails a judged request, on a thread of its own: no worker waits for it.
+/// Executes a request until its deadline, and answers it with a function that returns whether the client still waited.
+pub type Control = Box<dyn FnOnce(Request, Instant, &dyn Fn(Response) -> bool) + Send>;
+
+/// Chooses the requests that are not executed as usual. Must not block.
+pub type Intercept = Arc<dyn Fn(&Request) -> Option<Intercepted> + Send + Sync>;
+
+/// Executes a control.
+pub(super) fn control(dispatch: Arc<Dispatch>, control: Control, claimed: Claimed) {
+    on_own_thread("control", move || {
+        let Claimed { slot, request, id, deadline, held, .. } = claimed;
+        let answer = |response| dispatch.slots.answer(slot, response, None, None).is_some();
+        if dispatch.slots.begin(slot) {
+            let done = guard(Some(&id), || control(request, deadline, &answer));
+            let _ = done.map_err(answer);
+        }
+        drop(held);
+    });
+}
+
+/// Fails a judged request.
 pub(super) fn fail(dispatch: Arc<Dispatch>, fault: Fault, mut job: Box<Job>, next: Next) {
-    let work = move || {
+    on_own_thread("fault", move || {
         dispatch.slots.begin(job.claimed.slot);
         let id = Some(&job.claimed.id);
         let response = match fault {
@@ -48,8 +73,12 @@ pub(super) fn fail(dispatch: Arc<Dispatch>, fault: Fault, mut job: Box<Job>, nex
             Fault::Unavailable | Fault::Slow(_) => None,
         };
         dispatch.answer(&mut job, response, MEMORY_WAIT);
-    };
-    if let Err(error) = thread::Builder::new().name("fault".to_owned()).spawn(work) {
-        log::error!("a request cannot fail on command: {error}");
+    });
+}
+
+/// Starts a thread, so that no worker waits for the work.
+fn on_own_thread(name: &str, work: impl FnOnce() + Send + 'static) {
+    if let Err(error) = thread::Builder::new().name(name.to_owned()).spawn(work) {
+        log::error!("no thread for a {name} can be started: {error}");
     }
 }

@@ -30,7 +30,7 @@ use crate::app::App;
 use crate::error::{Error, Reason};
 use crate::operations::{Command, Needs, Outcome};
 use crate::{frontend::Slots, http::counted_as};
-pub use faults::{Fault, Faults};
+pub use faults::{Control, Fault, Intercept, Intercepted};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use requests::{Job, MEMORY_WAIT, guard};
 use std::sync::{Arc, atomic::Ordering};
@@ -58,8 +58,8 @@ struct Dispatch {
     server: &'static tiny_http::Server,
     slots: Arc<Slots>,
     app: Arc<App>,
-    /// `None`: no request fails on command.
-    faults: Option<Faults>,
+    /// `None`: every request is executed as usual.
+    intercept: Option<Intercept>,
     schedule: Mutex<Schedule>,
     /// Wakes a worker that neither receives nor executes.
     idle: Condvar,
@@ -84,12 +84,12 @@ impl Workers {
         slots: Arc<Slots>,
         app: Arc<App>,
         capacity: Capacity,
-        faults: Option<Faults>,
+        intercept: Option<Intercept>,
     ) -> io::Result<Workers> {
         let lanes = Lanes::new(capacity);
         let schedule = Schedule { lanes, receiving: 0, wakes_at: None, stopping: false };
         let (schedule, idle, hasher) = (Mutex::new(schedule), Condvar::new(), Condvar::new());
-        let dispatch = Arc::new(Dispatch { server, slots, app, faults, schedule, idle, hasher });
+        let dispatch = Arc::new(Dispatch { server, slots, app, intercept, schedule, idle, hasher });
         let mut workers = Workers { dispatch, threads: Vec::new() };
         // While a session is free, one worker neither receives nor executes, and can be woken.
         for n in 0..capacity.hashers + capacity.sessions + RECEIVERS {

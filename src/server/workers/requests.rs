@@ -1,7 +1,7 @@
 //! A request at both ends of its way through the workers: received from tiny_http and judged, and answered, counted and
 //! logged; and the figures of those in between.
 
-use super::{Dispatch, Workers, faults::fail};
+use super::{Dispatch, Intercepted, Workers, faults};
 use crate::app::{self, Judged, Next};
 use crate::error::{Error, Reason};
 use crate::frontend::{Claimed, ClientName};
@@ -97,24 +97,32 @@ impl Dispatch {
         self.wake(&schedule, Instant::now());
     }
 
-    /// Judges a request. `None` if it is answered, or fails on command.
+    /// Judges a request. `None` if it is answered, or is not executed as usual.
     fn judge(self: &Arc<Self>, claimed: Claimed, received: Instant) -> Option<(Box<Job>, Needs)> {
         let Claimed { request, cors, id, .. } = &claimed;
-        let judged = guard(Some(id), || {
-            let fault = self.faults.as_ref().and_then(|faults| faults(request));
-            (fault, self.app.judge(request, cors, Some(id)))
+        let judged = guard(Some(id), || match self.intercept.as_ref().and_then(|choose| choose(request)) {
+            Some(Intercepted::Control(control)) => Err(control),
+            fault => Ok((fault, self.app.judge(request, cors, Some(id)))),
         });
-        let (fault, Judged { label, token, next }) = judged.unwrap_or_else(|answer| {
-            (None, Judged { label: app::label(request), token: "", next: Next::Answer(answer) })
+        let judged = judged.unwrap_or_else(|answer| {
+            let label = app::find(request.method, request.path(), true).label;
+            Ok((None, Judged { label, token: "", next: Next::Answer(answer) }))
         });
+        let (fault, Judged { label, token, next }) = match judged {
+            Ok(judged) => judged,
+            Err(control) => {
+                faults::control(Arc::clone(self), control, claimed);
+                return None;
+            }
+        };
         let mut job = Box::new(Job { command: None, claimed, cut: None, received, label, token });
         // The log needs no more of it than the method and the path.
         (job.claimed.request.fields, job.claimed.request.body) = (String::new(), Vec::new());
         match (fault, next) {
-            (Some(fault), next) => fail(Arc::clone(self), fault, job, next),
+            (Some(Intercepted::Fault(fault)), next) => faults::fail(Arc::clone(self), fault, job, next),
             // The thread that receives waits for nothing else.
-            (None, Next::Answer(answer)) => self.answer(&mut job, answer, Duration::ZERO),
-            (None, Next::Execute(command)) => {
+            (_, Next::Answer(answer)) => self.answer(&mut job, answer, Duration::ZERO),
+            (_, Next::Execute(command)) => {
                 let needs = command.needs();
                 job.command = Some(command);
                 return Some((job, needs));

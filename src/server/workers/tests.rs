@@ -21,7 +21,7 @@ struct Service {
 }
 
 impl Service {
-    fn start(faults: Option<Faults>) -> Service {
+    fn start(intercept: Option<Intercept>) -> Service {
         let database = ScratchDatabase::create().expect("PostgreSQL is installed");
         let config = Config { db_pool_size: SESSIONS as u32, ..database.config() };
         let app = Arc::new(App::open(&config).unwrap());
@@ -37,7 +37,7 @@ impl Service {
         let (frontend, slots) =
             Frontend::open(listener, Limits::default(), resources, private, || {}).unwrap();
         let capacity = Capacity { sessions: SESSIONS, hashers: 1, cores: 2, retry_for: TIMEOUT };
-        let workers = Workers::start(http, slots, app, capacity, faults).unwrap();
+        let workers = Workers::start(http, slots, app, capacity, intercept).unwrap();
         Service { address, workers, _frontend: frontend, database }
     }
 

@@ -26,7 +26,7 @@ pub use machine::{TempDir, free_port, pause, programs_of_postgres};
 pub use own::{Daemon, Own, children, is_root, memory_kib, postmaster, running, users};
 pub use page::{Ended, blocks, shell};
 pub use proxy::{Proxy, Weather};
-pub use service::{Process, Service, ephemeral};
+pub use service::{Process, Service, Tested, control};
 pub use table::{check, is_timestamp, masked};
 pub use verbs::every_verb;
 
@@ -46,8 +46,8 @@ pub const BUSY: Duration = Duration::from_secs(8);
 
 /// The command.
 pub const USERD: &str = env!("CARGO_BIN_EXE_userd");
-/// Arguments for a database that is thrown away.
-pub const EPHEMERAL: [&str; 2] = ["--embedded", "--ephemeral"];
+/// Arguments for a service that is thrown away, and that a signal ends.
+pub const UNTIL_SIGNAL: [&str; 2] = ["test", "--until-signal"];
 /// Environment variables of a process.
 pub type Variables<'a> = &'a [(&'a str, &'a str)];
 

@@ -1,7 +1,8 @@
 //! The service, in this process and as a process of its own.
 
 use super::{
-    Client, Database, Ended, LONG, LONG_ON_DISK, TempDir, USERD, assert_no_secret, eventually, own::end,
+    Answer, Client, Database, Ended, LONG, LONG_ON_DISK, TempDir, USERD, assert_no_secret, eventually,
+    own::end,
 };
 use nix::{
     libc::dup2,
@@ -65,17 +66,65 @@ impl Service {
     }
 }
 
-/// Starts `userd` on a database that is thrown away; the caller holds its standard input and reads its standard output.
-pub fn ephemeral(arguments: &[&str]) -> Child {
-    by_default(&mut Command::new(USERD))
-        .args(["--embedded", "--ephemeral", "--port", "0"])
-        .args(arguments)
-        .env_clear()
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("userd can be executed")
+/// `userd test` without a command: a service that is thrown away, with its controls.
+pub struct Tested {
+    pub process: Process,
+    /// The lines on standard output: `USERD_URL=…` and so on.
+    pub lines: Vec<String>,
+}
+
+impl Tested {
+    pub fn start(arguments: &[&str]) -> Tested {
+        let mut process = Process::fed(Stdio::piped(), &[USERD], &[&["test"], arguments].concat(), &[]);
+        let mut lines = Vec::new();
+        eventually(LONG, "its lines end", || {
+            let ended = process.child.try_wait().expect("it is our child");
+            assert!(ended.is_none(), "it ended: {}", process.stderr());
+            lines = process.stdout().lines().map(str::to_owned).collect();
+            process.stdout().ends_with("\n\n")
+        });
+        lines.pop();
+        Tested { process, lines }
+    }
+
+    /// Returns the value of a line.
+    pub fn value(&self, name: &str) -> &str {
+        let mut values = self.lines.iter().filter_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+        values.next().unwrap_or_else(|| panic!("no {name}: {:?}", self.lines))
+    }
+
+    /// A client of the service.
+    pub fn client(&self) -> Client {
+        Client::new(self.value("USERD_URL"))
+    }
+
+    /// Sends a control of the service.
+    pub fn control(&self, request: &str, body: &str) -> Answer {
+        control(self.value("USERD_CONTROL"), request, body)
+    }
+
+    /// Starts another service. Returns its URL and the URL of its controls.
+    pub fn another(&self, order: &str) -> (String, String) {
+        let answer = self.control("POST /services", order);
+        assert_eq!(answer.status, 201, "{answer:?}");
+        let member = |name: &str| answer.json()[name].as_str().expect(name).to_owned();
+        (member("url"), member("control"))
+    }
+}
+
+/// Sends a control, such as `POST /reset`, to the service with the URL of these controls.
+pub fn control(url: &str, request: &str, body: &str) -> Answer {
+    let (origin, path) = url.split_at(
+        url.rmatch_indices('/')
+            .map(|(at, _)| at)
+            .find(|at| url[..*at].matches('/').count() == 2)
+            .expect("a path"),
+    );
+    let (method, rest) = request.split_once(' ').expect("a method and a path");
+    let mut client = Client::new(origin);
+    let message = client.message(method, &format!("{path}{rest}"), &[], body.as_bytes());
+    client.send(&message);
+    client.answer(method)
 }
 
 /// `userd` itself, killed when dropped.
@@ -169,7 +218,10 @@ impl Process {
             let ended = self.child.try_wait().expect("it is our child");
             let stdout = self.stdout();
             let mut lines = stdout.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
-            url = lines.find_map(|line| line.strip_prefix("listening on ").map(str::to_owned));
+            let prefixes = ["listening on ", "USERD_URL="];
+            let named =
+                |line: &str| prefixes.iter().find_map(|prefix| line.strip_prefix(prefix).map(str::to_owned));
+            url = lines.find_map(named);
             assert!(ended.is_none() || url.is_some(), "it ended: {}", self.stderr());
             url.is_some()
         });

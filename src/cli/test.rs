@@ -1,0 +1,221 @@
+//! `userd test`: runs a command beside a service that is thrown away, or serves for a harness.
+
+use super::arguments::{Args, format_of};
+use super::log::{log_to, log_to_stderr};
+use super::{Failure, environment, import::unreadable, signals};
+use nix::errno::Errno;
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use nix::unistd::{Pid, getpgid, getpgrp, getppid};
+use parking_lot::Mutex;
+use signal_hook::iterator::SignalsInfo;
+use signal_hook::iterator::exfiltrator::WithOrigin;
+use signal_hook::low_level::siginfo::Cause;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::atomic::Ordering::SeqCst;
+use std::{fs, mem, path::Path, thread};
+use userd::testing::{self, Services, check_setting};
+use userd::transfer::Format;
+
+/// Name of the subcommand.
+pub const VERB: &str = "test";
+
+/// Exit code of a failure that is not COMMAND's.
+const FAILED: u8 = 125;
+
+/// Variables of COMMAND: where the service is, its controls and its database.
+const VARIABLES: [&str; 3] = ["USERD_URL", "USERD_CONTROL", "USERD_DATABASE_URL"];
+
+/// Signals that are passed on to COMMAND.
+const PASSED_ON: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
+
+/// The least length of the path of `--control`.
+const LEAST_NAME: usize = 16;
+
+/// Bytes of the log that are kept for a COMMAND that fails.
+const MAX_KEPT: usize = 8 << 10;
+
+/// The end of the log.
+static KEPT: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+
+/// Runs COMMAND to its end, or serves until the parent, standard input or a signal ends the process.
+pub fn test(args: &Args) -> Result<(), Failure> {
+    let command = args.command();
+    let until_signal = args.has("--until-signal");
+    let (name, settings) = (name(args)?, settings(args)?);
+    environment::replace(settings.clone());
+    if command.is_empty() {
+        signals::end_service()?;
+        log_to_stderr()?;
+        if !until_signal {
+            ends_with("input", || drop(io::copy(&mut io::stdin(), &mut io::sink())))?;
+            // The kernel would report the end of the thread that has started this process, not of the parent.
+            let parent = getppid();
+            ends_with("parent", move || {
+                while getppid() == parent {
+                    thread::sleep(signals::WATCH_PAUSE);
+                }
+            })?;
+        }
+    } else {
+        log_to(keep)?;
+    }
+    let config = testing::config(|name| settings.get(name).cloned()).map_err(Failure::usage)?;
+    let file = args.value("--seed").map(read).transpose()?;
+    let users = file.as_ref().map(|(users, format)| (users.as_slice(), *format));
+    let services = Services::start(&config, users, name).map_err(Failure::runtime)?;
+    let urls = VARIABLES.into_iter().zip(services.urls());
+    let done = if command.is_empty() {
+        let is_loopback = |host: &str| host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback());
+        let is_reached = !until_signal || config.host == "localhost" || is_loopback(&config.host);
+        serve(urls.take(if is_reached { 3 } else { 2 }))
+    } else {
+        run(&command, urls).inspect_err(|_| explain(&services))
+    };
+    // Requests in flight have no client any more. The database is dropped later: by the next process, or with the cluster.
+    mem::forget(services);
+    done
+}
+
+/// Returns a failure of `userd test` itself as one line, with its exit code; that of COMMAND has no line.
+pub fn failed(Failure { code, line }: Failure) -> Failure {
+    let code = if line.is_empty() { code } else { code.max(FAILED) };
+    let lines = line.lines().map(str::trim).filter(|line| !line.is_empty());
+    Failure { code, line: lines.collect::<Vec<_>>().join("; ") }
+}
+
+/// Returns the path of `--control`.
+fn name(args: &Args) -> Result<Option<String>, Failure> {
+    let Some(name) = args.value("--control").map(Path::to_string_lossy) else { return Ok(None) };
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+    if name.len() < LEAST_NAME || !name.bytes().all(is_allowed) {
+        let problem = "--control: a name has 16 characters at least, of A-Z, a-z, 0-9 and -._~";
+        return Err(Failure::usage(problem));
+    }
+    Ok(Some(name.into_owned()))
+}
+
+/// Returns the settings that options give.
+fn settings(args: &Args) -> Result<BTreeMap<String, OsString>, Failure> {
+    let mut settings: BTreeMap<String, OsString> = BTreeMap::from([("LOG_LEVEL".to_owned(), "warn".into())]);
+    for pair in args.occurrences("--set").flatten() {
+        let pair = pair.to_string_lossy();
+        let (name, value) =
+            pair.split_once('=').ok_or_else(|| Failure::usage("--set: it has the form NAME=VALUE"))?;
+        check_setting(name, true).map_err(|problem| Failure::usage(format!("--set: {problem}")))?;
+        settings.insert(name.to_owned(), value.into());
+    }
+    for (option, name) in [("--host", "HOST"), ("--port", "PORT")] {
+        settings.extend(args.value(option).map(|value| (name.to_owned(), value.into())));
+    }
+    if settings.get("HOST").is_some_and(|host| host.as_encoded_bytes().starts_with(b"unix:")) {
+        return Err(Failure::usage("HOST: a service of a test listens on a TCP port"));
+    }
+    if args.has("--env-file") {
+        return Err(Failure::usage(
+            "--env-file has no effect on a service of a test: --set gives it a setting",
+        ));
+    }
+    Ok(settings)
+}
+
+/// Reads the file of `--seed`.
+fn read(file: &Path) -> Result<(Vec<u8>, Format), Failure> {
+    let users = fs::read(file).map_err(|error| unreadable(file, error))?;
+    Ok((users, format_of(file).unwrap_or(Format::Ndjson)))
+}
+
+/// Prints the variables, and blocks until the process is to end.
+fn serve(variables: impl Iterator<Item = (&'static str, String)>) -> Result<(), Failure> {
+    signals::HAS_WORK.store(true, SeqCst);
+    let lines: String = variables.map(|(name, value)| format!("{name}={value}\n")).collect();
+    // A harness may have closed standard output.
+    let _ = writeln!(io::stdout(), "{lines}");
+    signals::wait(None).map_err(Failure::runtime)
+}
+
+/// Waits on a thread for the end of something that the process ends with.
+fn ends_with(name: &str, wait: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
+    const ENDED: &str = "standard input has ended before the service could start: keep it open as long as the service is \
+                         needed, name a COMMAND, or add --until-signal";
+    signals::spawn(name, || {
+        wait();
+        if !signals::HAS_WORK.load(SeqCst) {
+            signals::exit(FAILED.into(), ENDED);
+        }
+        signals::end(Ok(()));
+    })
+}
+
+/// Keeps the end of the log.
+fn keep(text: &[u8]) {
+    let mut kept = KEPT.lock();
+    kept.extend_from_slice(text);
+    let surplus = kept.len().saturating_sub(MAX_KEPT);
+    kept.drain(..surplus);
+}
+
+/// Writes what may explain a failure of COMMAND to standard error.
+fn explain(services: &Services) {
+    log::logger().flush();
+    let (requests, lines) = (services.last_requests(), KEPT.lock());
+    let is_whole = lines.len() < MAX_KEPT;
+    let first = lines.iter().position(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+    let lines = String::from_utf8_lossy(&lines[if is_whole { 0 } else { first }..]);
+    for (what, lines) in [("last requests", &*requests), ("last lines of the log", lines.trim_end())] {
+        if !lines.is_empty() {
+            let _ = writeln!(io::stderr(), "userd: {what}:\n{lines}");
+        }
+    }
+}
+
+/// Runs COMMAND to its end. Its exit code is that of the failure, unless it is 0.
+fn run(
+    command: &[&OsString],
+    variables: impl Iterator<Item = (&'static str, String)>,
+) -> Result<(), Failure> {
+    let program = Path::new(command[0]).display();
+    let code = execute(command, variables).map_err(|error| {
+        let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
+        Failure { code, line: format!("cannot execute {program}: {error}") }
+    })?;
+    if code == 0 { Ok(()) } else { Err(Failure { code, line: String::new() }) }
+}
+
+/// Runs COMMAND to its end. Returns its exit code; an error if it cannot be executed.
+fn execute(command: &[&OsString], variables: impl Iterator<Item = (&'static str, String)>) -> io::Result<u8> {
+    // A signal that comes before COMMAND runs waits for it.
+    let mut signals = SignalsInfo::<WithOrigin>::new(signals::heeded(PASSED_ON))?;
+    let parent = Pid::this();
+    let mut program = Command::new(command[0]);
+    program.args(&command[1..]).envs(variables);
+    let prepare = move || {
+        set_pdeathsig(Signal::SIGTERM)?;
+        // This process may have ended before.
+        if getppid() == parent { Ok(()) } else { Err(Errno::ESRCH.into()) }
+    };
+    // SAFETY: the closure makes system calls alone.
+    let child = unsafe { program.pre_exec(prepare) }.spawn()?;
+    let child = Pid::from_raw(child.id().cast_signed());
+    let _ = signals::spawn("signals", move || {
+        for origin in &mut signals {
+            // The terminal signals the whole group, which COMMAND may have left.
+            let has_come = origin.cause == Cause::Kernel && getpgid(Some(child)) == Ok(getpgrp());
+            if let (false, Ok(signal)) = (has_come, Signal::try_from(origin.signal)) {
+                let _ = kill(child, signal);
+            }
+        }
+    });
+    // Its status is not taken, so that its number stays its own as long as this process runs.
+    match waitid(Id::Pid(child), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT)? {
+        WaitStatus::Exited(_, code) => Ok(code as u8),
+        WaitStatus::Signaled(_, signal, _) => Ok(128 + signal as u8),
+        _ => Ok(FAILED),
+    }
+}
