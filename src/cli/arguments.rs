@@ -28,9 +28,18 @@ impl Args {
                 "no argument is a connection string: DATABASE_URL names the database",
             ));
         }
+        if let Some(option) = arguments.iter().find_map(|argument| unexpanded(argument)) {
+            return Err(Failure::usage(format!(
+                "a shell does not expand the ~ behind '=': write {option}=\"$HOME/…\""
+            )));
+        }
+        let has_detached = arguments.windows(2).any(|pair| is_detached(&pair[0], &pair[1]));
         let mut matches = match command().try_get_matches_from(arguments) {
             Ok(matches) => matches,
             Err(error) if !error.use_stderr() => return print(with_settings(&error)).map(|()| None),
+            Err(error) if has_detached && ErrorKind::InvalidValue != error.kind() => {
+                return Err(Failure::usage("a directory stands behind '=': --embedded=DIR"));
+            }
             Err(error) => return Err(Failure::usage(problem(error))),
         };
         let (verb, matches) = matches.remove_subcommand().unwrap_or((String::new(), matches));
@@ -85,6 +94,18 @@ impl Args {
             None => self.file().and_then(format_of),
         }
     }
+}
+
+/// Returns the option of an argument whose value begins with the name of a home directory, which a shell would have expanded
+/// elsewhere.
+fn unexpanded(argument: &OsString) -> Option<&str> {
+    let (option, value) = argument.to_str()?.split_once('=')?;
+    (option.starts_with("--") && (value == "~" || value.starts_with("~/"))).then_some(option)
+}
+
+/// Returns whether a path follows `--embedded` as an argument of its own.
+fn is_detached(option: &OsString, value: &OsString) -> bool {
+    option == "--embedded" && value.to_string_lossy().contains(['/', '.'])
 }
 
 /// Returns CSV if a file's name ends in `.csv`.
@@ -147,6 +168,26 @@ mod tests {
             assert!(problem.contains(expected), "{line}: {problem}");
             assert!(problem.ends_with("For more information, try '--help'."), "{line}: {problem}");
             assert!(!problem.to_lowercase().contains("hunter2"), "{problem}");
+        }
+    }
+
+    #[test]
+    fn directories_that_no_option_gets() {
+        let home = "a shell does not expand the ~ behind '=': write --";
+        for (line, expected) in [
+            ("--embedded=~/x", home),
+            ("--embedded=~", home),
+            ("--env-file=~/x check", home),
+            ("export --embedded=~/x", home),
+            ("--embedded ./data", "a directory stands behind '=': --embedded=DIR"),
+            ("--embedded /srv/data --port=0", "a directory stands behind '=': --embedded=DIR"),
+            ("check --embedded ../data", "a directory stands behind '=': --embedded=DIR"),
+        ] {
+            let problem = parse(line).err().unwrap_or_else(|| panic!("{line}"));
+            assert!(problem.starts_with(expected), "{line}: {problem}");
+        }
+        for line in ["--embedded=./~x", "export --embedded ./users.csv", "import --map name=~,email=e x"] {
+            assert!(parse(line).is_ok(), "{line}");
         }
     }
 

@@ -18,7 +18,7 @@ pub fn read(file: &Path) -> Result<Variables, String> {
 /// with `#` or `;` are comments.
 fn parse(text: &str) -> Result<Variables, usize> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let lines = (1..).zip(text.lines().map(str::trim));
+    let lines = (1..).zip(text.lines().map(str::trim_start));
     let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with(['#', ';']));
     lines.map(|(number, line)| assignment(line).ok_or(number)).collect()
 }
@@ -33,7 +33,8 @@ fn assignment(line: &str) -> Option<(String, OsString)> {
     if !name.bytes().all(is_name) || name.starts_with(|c: char| c.is_ascii_digit()) || value.contains('\0') {
         return None;
     }
-    let (mut text, mut quote, mut is_bare) = (String::new(), None, false);
+    // White space at the end is left out, unless a backslash or quotes keep it: `kept` is the length without it.
+    let (mut text, mut quote, mut is_bare, mut kept) = (String::new(), None, false, 0);
     let mut characters = value.chars();
     while let Some(character) = characters.next() {
         match (character, quote) {
@@ -47,8 +48,12 @@ fn assignment(line: &str) -> Option<(String, OsString)> {
             (' ' | '\t', None) if !is_bare => {}
             _ => text.push(character),
         }
+        if quote.is_some() || !matches!(character, ' ' | '\t' | '\r') {
+            kept = text.len();
+        }
         is_bare |= quote.is_none() && !['"', '\'', ' ', '\t'].contains(&character);
     }
+    text.truncate(kept);
     (quote.is_none() && !name.is_empty()).then(|| (name.to_owned(), text.into()))
 }
 
@@ -73,6 +78,9 @@ mod tests {
             ("A='b\\c'", r#"Ok({"A": "b\\c"})"#),
             ("URL=postgres://u:p@h/d?a=b&c=d#e", r#"Ok({"URL": "postgres://u:p@h/d?a=b&c=d#e"})"#),
             ("A=b\r\n", r#"Ok({"A": "b"})"#),
+            ("A=g\\ ", r#"Ok({"A": "g "})"#),
+            ("A=g\\  \t\r\nC=\\ ", r#"Ok({"A": "g ", "C": " "})"#),
+            ("A='b '  \nC= d  e  ", r#"Ok({"A": "b ", "C": "d  e"})"#),
             ("\u{feff}A=b\r\nC=d\r\n", r#"Ok({"A": "b", "C": "d"})"#),
             ("secret", "Err(1)"),
             ("A=b\nexport C=d", "Err(2)"),

@@ -177,7 +177,11 @@ fn check_of_root(dir: &Path) -> Result<()> {
 fn take(dir: &Path, account: &Account) -> Result<PathBuf> {
     let (place, below) = (place(dir), dir.join(BELOW));
     if !takes_a_socket(&place) {
-        return Err(refuse(dir, "is too long a name for a socket in it, or has a comma or a line break"));
+        let why = match place.to_str() {
+            Some(_) => "is too long a name for a socket in it, or has a comma or a line break",
+            None => "has a name that is not UTF-8",
+        };
+        return Err(refuse(dir, why));
     }
     check_entries(dir)?;
     let is_new = place == dir && !dir.join("pgdata").exists();

@@ -16,11 +16,16 @@ const LONGEST: usize = 1 << 20;
 
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
+/// Byte before each text of a sequence of JSON texts.
+const RECORD_SEPARATOR: u8 = 0x1e;
+
 const UTF_16: &str = "it is UTF-16, or no text: save it as CSV or JSON in UTF-8";
 const AMBIGUOUS: &str = "has, between tabs, a field that begins with a quote or has a backslash or a CR, which programs \
                          read in different ways: save the file as CSV with commas, or as JSON";
 const QUOTES: &str = "has text behind a closing quote, or a quote or a CR in a field without quotes (a quote in quotes is \
                       written twice)";
+const SEQUENCE: &str =
+    "it is a sequence of JSON texts (RFC 7464), each behind a record separator: write it without `jq --seq`";
 const NO_ARRAY: &str = "it is an object without an array of users: `jq -c .` writes one user a line";
 const SEVERAL_ARRAYS: &str = "it has several arrays of objects: `jq -c '.users[]'` chooses the users of one";
 
@@ -37,6 +42,9 @@ pub(super) fn read(input: impl Read, rules: &Rules, each: &mut Each) -> Result<&
         return Err(unreadable(UTF_16));
     }
     let begin = first_sign(&first);
+    if begin == Some(RECORD_SEPARATOR) {
+        return Err(unreadable(SEQUENCE));
+    }
     let is_json = matches!(begin, Some(b'{' | b'['));
     match rules.import.format.unwrap_or(if is_json { Format::Ndjson } else { Format::Csv }) {
         Format::Ndjson if rules.is_document(&first) => {
@@ -112,7 +120,7 @@ impl<R: BufRead> Lines<R> {
     fn rows(mut self, first: Vec<u8>, rules: &Rules, each: &mut Each) -> Result<(), TransferError> {
         let mut first = self.text(first)?;
         // Excel reads the separator from such a line before the header.
-        if first.starts_with("sep=")
+        if first.trim_start_matches('"').starts_with("sep=")
             && let Some(header) = self.next_filled()?
         {
             first = self.text(header)?;

@@ -43,6 +43,10 @@ const EXPENSIVE: &str = "costs more to verify than 129 MiB of memory, or 1.5 s o
 /// The problem of a hash in a format that is not verified.
 const UNKNOWN: &str = "is neither an Argon2id, bcrypt, PBKDF2, scrypt nor WordPress hash";
 
+/// The problem of a hash whose parameters another program has named, or counted, in its own way.
+const OTHER_FORM: &str =
+    "is of a form that is not read: its parameters have other names or meanings than in PHC strings";
+
 /// The problem of a hash in PHC form that the crates do not verify, although it is whole.
 const OTHER_LENGTHS: &str =
     "has a salt of fewer than 8 or more than 48 bytes, or an output of fewer than 10 or more than 64";
@@ -94,7 +98,11 @@ impl<'a> HashFormat<'a> {
             "P" | "H" => phpass(rest),
             _ => return Err(UNKNOWN),
         };
-        let problem = || if has_other_lengths(text) { OTHER_LENGTHS } else { "is a damaged hash" };
+        let problem = || match text {
+            _ if has_other_parameters(kind, text) => OTHER_FORM,
+            _ if has_other_lengths(text) => OTHER_LENGTHS,
+            _ => "is a damaged hash",
+        };
         let format = format.ok_or_else(problem)?;
         let Cost { memory, nanoseconds } = format.cost;
         let is_cheap = memory <= MAX_COST.memory && nanoseconds <= MAX_COST.nanoseconds;
@@ -127,6 +135,20 @@ impl<'a> HashFormat<'a> {
 fn phc(text: &str) -> Option<(Phc, Salt, Output)> {
     let hash = Phc::new(text).ok()?;
     Some((hash.clone(), hash.salt?, hash.hash?))
+}
+
+/// Returns whether a hash in PHC form lacks a parameter of its kind, or has a logarithm that is too large to be one.
+fn has_other_parameters(kind: &str, text: &str) -> bool {
+    let names: &[&str] = match kind {
+        "argon2id" => &["m", "t", "p"],
+        "scrypt" => &["ln", "r", "p"],
+        _ if kind.starts_with("pbkdf2") => &["i"],
+        _ => &[],
+    };
+    Phc::new(text).is_ok_and(|hash| {
+        let number = |name: &str| hash.params.get_decimal(name);
+        names.iter().any(|name| number(name).is_none()) || number("ln").is_some_and(|log2| log2 >= u64::BITS)
+    })
 }
 
 /// Returns whether the salt and the output of a hash in PHC form are whole, but not of the lengths that [`phc`] reads.

@@ -202,13 +202,29 @@ mod tests {
             // RFC 6070.
             ("$pbkdf2$i=4096$c2FsdA$SwB5AbdlSJq+rUnZJvch0GWkKcE".to_owned(), "a salt of fewer than 8"),
             (format!("$pbkdf2-sha256$i=9$c2FsdHNhbHQ${}", "A".repeat(90)), "or more than 64"),
-            ("scrypt$15$saltsalt$8$1$AAAAAAAAAAAAAAAAAAAAAA==".to_owned(), "damaged"),
+            ("scrypt$15$saltsalt$8$1$AAAAAAAAAAAAAAAAAAAAAA==".to_owned(), "of a form that is not read"),
+            // AdonisJS, Ory Kratos, and a program that names the rounds.
+            (
+                "$scrypt$n=16384,r=8,p=1$c2FsdHNhbHQ$AAAAAAAAAAAAAAAAAAAAAA".to_owned(),
+                "of a form that is not read",
+            ),
+            (
+                "$scrypt$ln=16384,r=8,p=1$c2FsdHNhbHQ$AAAAAAAAAAAAAAAAAAAAAA".to_owned(),
+                "of a form that is not read",
+            ),
+            (
+                "$pbkdf2-sha512$rounds=1000$c2FsdHNhbHQ$AAAAAAAAAAAAAAAAAAAAAA".to_owned(),
+                "of a form that is not read",
+            ),
             ("scrypt:16:8:1$saltsalt$AAAAAAAAAAAAAAAAAAAAAAx".to_owned(), "damaged"),
             ("pbkdf2:md5:1000$saltsalt$AAAAAAAAAAAAAAAAAAAAAA".to_owned(), "neither"),
             ("$pbkdf2-sha256$29000$saltsaltsalt$AAAA=".to_owned(), "damaged"),
             ("{SSHA}c2FsdHNhbHRzYWx0c2FsdHNhbHRzYWx0".to_owned(), "neither"),
             ("{argon2}secret".to_owned(), "neither"),
-            ("$scrypt$ln=64,r=8,p=1$c2FsdHNhbHQ$AAAAAAAAAAAAAAAAAAAAAA".to_owned(), "damaged"),
+            (
+                "$scrypt$ln=64,r=8,p=1$c2FsdHNhbHQ$AAAAAAAAAAAAAAAAAAAAAA".to_owned(),
+                "of a form that is not read",
+            ),
             ("$scrypt$ln=4,r=65536,p=65536$c2FsdHNhbHQ$AAAAAAAAAAAAAAAAAAAAAA".to_owned(), "damaged"),
             ("pbkdf2_sha256$1842106$saltsalt$AAAAAAAAAAAAAAAAAAAAAA==".to_owned(), "costs more"),
             // Two blocks of 20 bytes are twice the rounds.

@@ -8,7 +8,9 @@ use crate::support::{
 use nix::sys::signal::{self, Signal};
 use nix::unistd::{Pid, Uid};
 use postgres::{Client, NoTls, error::SqlState};
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -568,4 +570,13 @@ fn without_shared_memory_the_temporary_directory_is_taken() {
         process.wait_for_url_within(LONG_ON_DISK);
         assert_eq!(process.client().get("/users").status, 200, "{mount}");
     }
+}
+
+/// Connection strings are UTF-8, so a name of other bytes is refused as what it is.
+#[test]
+fn a_name_that_is_not_utf_8() {
+    let (dir, _) = data_directory();
+    let name = dir.path().join(OsStr::from_bytes(b"\xff"));
+    let error = Cluster::open(&name, 100, false, |_| true).err().expect("no socket there").to_string();
+    assert!(error.contains("has a name that is not UTF-8") && !error.contains("too long"), "{error}");
 }

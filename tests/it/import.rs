@@ -88,6 +88,8 @@ name;email\na;a@x.org\n ⇒ ⇒ imported: 1 ⇒ a@x.org
 "Name";"E"\na;a@x.org\n ⇒ --map=email=e ⇒ imported: 1 ⇒ a@x.org
 name\temail\na;b,c\ta@x.org\n5" x\tb@x.org\r\n ⇒ ⇒ imported: 2 ⇒ a@x.org b@x.org
 sep=;\r\nname;email\r\na,b;a@x.org\r\n ⇒ ⇒ imported: 1 ⇒ a@x.org
+"sep=;"\r\nname;email\r\na,b;a@x.org\r\n ⇒ ⇒ imported: 1 ⇒ a@x.org
+RS{"name":"a","email":"a@x.org"}\n ⇒ ⇒ it is a sequence of JSON texts (RFC 7464), each behind a record separator ⇒
 BOM NAME ,NBSPEmailNBSP\na,NBSPa@x.org NBSP\n ⇒ ⇒ imported: 1 ⇒ a@x.org
 name,email,\na,a@x.org,\n,,\n , ,NBSP\nb,b@x.org,\n ⇒ ⇒ imported: 2 ⇒ a@x.org b@x.org
 name,email\r\n"",a@x.org\r\n"a\r\n""b""",b@x.org\r\n ⇒ ⇒ imported: 2 ⇒ a@x.org b@x.org
@@ -231,6 +233,7 @@ fn unescaped(text: &str) -> Vec<u8> {
         ("WHOLE", "/id must be a whole number from 1 to 4611686018427387903"),
         ("BOM", "\u{feff}"),
         ("NBSP", "\u{a0}"),
+        ("RS{", "\u{1e}{"),
         ("\\n", "\n"),
         ("\\r", "\r"),
         ("\\t", "\t"),
