@@ -240,7 +240,8 @@ fn phpass(text: &str) -> Option<HashFormat<'_>> {
 /// Keycloak's credentials or of a library of Python.
 pub(super) fn canonical(value: Value) -> Result<String, &'static str> {
     let Value::String(text) = value else {
-        return keycloak(&value).ok_or("must be a string, or a credential of Keycloak");
+        return keycloak(&value)
+            .ok_or("must be a string, or a credential of Keycloak with secretData and credentialData");
     };
     let text = text.trim();
     let hash = braced(text).filter(|(name, _)| is_scheme(name)).map_or(text, |(_, hash)| hash);
