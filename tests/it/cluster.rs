@@ -577,6 +577,6 @@ fn without_shared_memory_the_temporary_directory_is_taken() {
 fn a_name_that_is_not_utf_8() {
     let (dir, _) = data_directory();
     let name = dir.path().join(OsStr::from_bytes(b"\xff"));
-    let error = Cluster::open(&name, 100, false, |_| true).err().expect("no socket there").to_string();
+    let error = Cluster::open(&name, 100, false, |_| true).expect_err("no socket there").to_string();
     assert!(error.contains("has a name that is not UTF-8") && !error.contains("too long"), "{error}");
 }
