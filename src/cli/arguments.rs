@@ -33,14 +33,10 @@ impl Args {
                 "a shell does not expand the ~ behind '=': write {option}=\"$HOME/…\""
             )));
         }
-        let has_detached = arguments.windows(2).any(|pair| is_detached(&pair[0], &pair[1]));
-        let mut matches = match command().try_get_matches_from(arguments) {
+        let mut matches = match command().try_get_matches_from(&arguments) {
             Ok(matches) => matches,
             Err(error) if !error.use_stderr() => return print(with_settings(&error)).map(|()| None),
-            Err(error) if has_detached && ErrorKind::InvalidValue != error.kind() => {
-                return Err(Failure::usage("a directory stands behind '=': --embedded=DIR"));
-            }
-            Err(error) => return Err(Failure::usage(problem(error))),
+            Err(error) => return Err(Failure::usage(problem(error, &arguments))),
         };
         let (verb, matches) = matches.remove_subcommand().unwrap_or((String::new(), matches));
         Ok(Some(Args { verb, matches, assigned: BTreeMap::new() }))
@@ -103,24 +99,27 @@ fn unexpanded(argument: &OsString) -> Option<&str> {
     (option.starts_with("--") && (value == "~" || value.starts_with("~/"))).then_some(option)
 }
 
-/// Returns whether a path follows `--embedded` as an argument of its own.
-fn is_detached(option: &OsString, value: &OsString) -> bool {
-    option == "--embedded" && value.to_string_lossy().contains(['/', '.'])
-}
-
 /// Returns CSV if a file's name ends in `.csv`.
 pub fn format_of(file: &Path) -> Option<Format> {
     let is_csv = file.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv"));
     is_csv.then_some(Format::Csv)
 }
 
-/// Returns clap's message. A stray argument may be a secret: it is not repeated.
-fn problem(mut error: Error) -> String {
+/// Returns clap's message about arguments. A stray argument may be a secret: it is not repeated.
+fn problem(mut error: Error, arguments: &[OsString]) -> String {
     let kind = match error.kind() {
         ErrorKind::UnknownArgument => ContextKind::InvalidArg,
         ErrorKind::InvalidSubcommand => ContextKind::InvalidSubcommand,
         _ => ContextKind::InvalidValue,
     };
+    let named = [ContextKind::InvalidSubcommand, ContextKind::InvalidArg].map(|kind| error.get(kind));
+    let named = named.map(|argument| argument.map(ToString::to_string));
+    let mut behind = arguments.windows(2).filter(|pair| pair[0] == "--embedded").map(|pair| &pair[1]);
+    let is_stray =
+        |argument: &str| !argument.starts_with('-') && named.iter().flatten().any(|named| named == argument);
+    if behind.any(|next| next.to_str().is_some_and(is_stray) && command().find_subcommand(next).is_none()) {
+        return "a directory stands behind '=': --embedded=DIR".to_owned();
+    }
     // clap reports a missing value as an empty one.
     if error.get(kind).is_some_and(|argument| !argument.to_string().is_empty()) {
         error.insert(kind, ContextValue::String("…".to_owned()));
@@ -182,6 +181,9 @@ mod tests {
             ("--embedded ./data", "a directory stands behind '=': --embedded=DIR"),
             ("--embedded /srv/data --port=0", "a directory stands behind '=': --embedded=DIR"),
             ("check --embedded ../data", "a directory stands behind '=': --embedded=DIR"),
+            ("--embedded data", "a directory stands behind '=': --embedded=DIR"),
+            ("--embedded --seed=./data", "the following required arguments were not provided"),
+            ("--embedded export", "the subcommand 'export' cannot be used with"),
         ] {
             let problem = parse(line).err().unwrap_or_else(|| panic!("{line}"));
             assert!(problem.starts_with(expected), "{line}: {problem}");
