@@ -247,3 +247,23 @@ fn examine(config: &Config, with_counts: bool, findings: &mut Vec<Finding>) -> R
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ScratchDatabase;
+    use postgres::{Client, NoTls};
+
+    /// A column of a new migration is looked for.
+    #[test]
+    fn facts_of_the_tables_are_those_expected() {
+        let database = ScratchDatabase::create().unwrap();
+        let mut client = Client::connect(database.url(), NoTls).unwrap();
+        let mut facts = lines(&mut client, FACTS, &[READS]).unwrap();
+        facts.retain(|fact| !fact.starts_with("refinery_schema_history"));
+        facts.sort_unstable();
+        let mut expected: Vec<&str> = EXPECTED.lines().collect();
+        expected.sort_unstable();
+        assert_eq!(facts, expected);
+    }
+}

@@ -8,7 +8,7 @@ use std::fs::{File, Metadata};
 use std::io::{self, Write};
 use std::{mem, path::Path};
 use userd::check;
-use userd::transfer::{self, FIELDS, Import, Imported, Mapping, Progress, TransferError};
+use userd::transfer::{self, Import, Imported, Mapping, Progress, TransferError, fields};
 
 /// Imports the users of a file, or of standard input, and reports each line that is refused. A private cluster that is
 /// missing is made and migrated, except for a dry run. Blocks until that is done.
@@ -57,12 +57,17 @@ pub fn import(args: &Args) -> Result<(), Failure> {
 fn mapping(text: &str) -> Result<Mapping, String> {
     let pair = |pair: &str| {
         let (field, path) = pair.split_once('=')?;
-        let field = FIELDS.into_iter().find(|known| *known == field.trim())?;
+        let field = fields().find(|known| *known == field.trim())?;
         Some((field, path.trim().to_owned())).filter(|(_, path)| !path.is_empty())
     };
     let paths: Option<Mapping> = text.split(',').map(pair).collect();
     let paths = paths.filter(|paths| paths.len() == text.split(',').count());
-    paths.ok_or_else(|| format!("must be FIELD=MEMBER,…, each FIELD once and one of {}", FIELDS.join(", ")))
+    paths.ok_or_else(|| {
+        format!(
+            "must be FIELD=MEMBER,…, each FIELD once and one of {}",
+            fields().collect::<Vec<_>>().join(", ")
+        )
+    })
 }
 
 pub fn unreadable(file: &Path, error: io::Error) -> Failure {

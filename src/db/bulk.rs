@@ -2,7 +2,8 @@
 //! staged users, a look for addresses and ids that are taken, and one insert.
 
 use super::rows::user;
-use crate::users::{password::PasswordHash, user::User};
+use crate::users::password::PasswordHash;
+use crate::users::user::{NewUser, User};
 use postgres::types::{ToSql, Type};
 use postgres::{Client, Error, IsolationLevel, Row, Statement, Transaction};
 use std::{sync::mpsc, thread};
@@ -130,7 +131,7 @@ pub fn each_user<E: From<Error>>(
         "select id, name, email, created_at, updated_at, version, password_hash
          from users left join credentials on user_id = id order by id"
     } else {
-        "select id, name, email, created_at, updated_at, version, null from users order by id"
+        "select id, name, email, created_at, updated_at, version, null as password_hash from users order by id"
     };
     let portal = transaction.bind(sql, &[])?;
     // A thread fetches rows while the ones before them are written. After an error of `each` it fetches no more.
@@ -147,7 +148,7 @@ pub fn each_user<E: From<Error>>(
         });
         for rows in batches {
             for row in &rows? {
-                each(user(row, None)?, row.try_get(6)?)?;
+                each(user(row, None)?, row.try_get("password_hash")?)?;
             }
         }
         Ok(())
@@ -166,10 +167,8 @@ pub struct StagedUser {
     pub created_at: Option<OffsetDateTime>,
     /// Time of the last change, if the file has it.
     pub updated_at: Option<OffsetDateTime>,
-    /// The name.
-    pub name: String,
-    /// The address.
-    pub email: String,
+    /// Fields that a body may have, without the password.
+    pub new: NewUser,
 }
 
 /// A staged line with an address or an id that is taken.
@@ -216,7 +215,8 @@ impl<'a, 'c> Stage<'a, 'c> {
         let (mut lines, mut ids, mut hashes) = (Vec::new(), Vec::new(), Vec::new());
         let (mut created, mut updated) = (Vec::new(), Vec::new());
         let (mut names, mut emails) = (Vec::new(), Vec::new());
-        for StagedUser { line, id, hash, created_at, updated_at, name, email } in &self.users {
+        for StagedUser { line, id, hash, created_at, updated_at, new } in &self.users {
+            let NewUser { name, email, password: _ } = new;
             lines.push(line);
             ids.push(id);
             hashes.push(hash.as_ref().map(PasswordHash::as_phc));

@@ -9,7 +9,7 @@ mod rules;
 
 pub use export::{Export, export};
 pub use import::{Import, Imported, Progress, import};
-pub use rules::{FIELDS, Mapping};
+pub use rules::{Mapping, fields};
 
 use crate::db::{explain, taken};
 use crate::error::StartError;

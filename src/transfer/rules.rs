@@ -8,17 +8,16 @@ use crate::users::{
     email,
     password::{Hasher, PasswordHash, is_hash},
     timestamp,
-    user::{self, NewUser, UserChanges, parse_id},
+    user::{self, UserChanges, parse_id},
 };
 use crate::{db::bulk::StagedUser, error::Error, input::validation::BodySchemas};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
 /// The fields that a record may have: those of an answer, and a password or its hash.
-pub const FIELDS: [&str; 7] = {
-    let [id, name, email, created_at, updated_at] = user::FIELDS;
-    [id, name, email, created_at, updated_at, "password", PASSWORD_HASH]
-};
+pub fn fields() -> impl Iterator<Item = &'static str> {
+    user::FIELDS.into_iter().chain(["password", PASSWORD_HASH])
+}
 
 /// The largest id that is kept: the sequence of ids goes on behind it.
 const LARGEST_ID: i64 = i64::MAX / 2;
@@ -61,7 +60,7 @@ impl Rules<'_> {
     /// not say otherwise, and every other field only if it says so.
     pub fn new<'a>(config: &Config, import: &'a Import) -> Rules<'a> {
         let is_read = |field: &&str| import.map.is_none() || import.requires(field);
-        let own = FIELDS.into_iter().filter(is_read).map(|field| (field, field.to_owned()));
+        let own = fields().filter(is_read).map(|field| (field, field.to_owned()));
         let paths: Mapping = own.chain(import.map.clone().unwrap_or_default()).collect();
         let parts = paths["name"].split('+').map(|part| part.trim().to_owned());
         let parts = parts.filter(|part| !part.is_empty() && paths["name"].contains('+')).collect();
@@ -197,12 +196,12 @@ impl Rules<'_> {
             fields = self.validation.create.check(fields).map_err(problems)?;
         }
         let new = UserChanges::read(fields, self.import.as_is).map_err(problems)?.into_new();
-        let NewUser { name, email, password } = new.ok_or("/name and /email are required")?;
-        let hash = match password.filter(|_| hash.is_none() && !self.import.dry_run) {
+        let mut new = new.ok_or("/name and /email are required")?;
+        let hash = match new.password.take().filter(|_| hash.is_none() && !self.import.dry_run) {
             Some(clear) => Some(self.hasher.hash(&clear).map_err(|error| error.to_string())?),
             None => hash,
         };
-        let user = StagedUser { line: record.number, id, hash, created_at, updated_at, name, email };
+        let user = StagedUser { line: record.number, id, hash, created_at, updated_at, new };
         Ok(Accepted { user, left_out })
     }
 
