@@ -56,18 +56,6 @@ impl Operations {
         };
         rows.first().map(user).transpose()
     }
-
-    fn replace_hash(
-        &self,
-        id: i64,
-        old: &PasswordHash,
-        new: &PasswordHash,
-        deadline: Instant,
-    ) -> Result<(), Error> {
-        let params: [Param; 3] =
-            [(&id, Type::INT8), (&old.as_phc(), Type::TEXT), (&new.as_phc(), Type::TEXT)];
-        self.pool.execute(REPLACE_HASH, &params, Some(deadline)).map(drop)
-    }
 }
 
 impl Authenticate {
@@ -75,8 +63,10 @@ impl Authenticate {
         if let Some(outdated) = self.outdated.take() {
             let (user, old, new) = *outdated;
             // The login has succeeded, even if the new hash is not stored: the next one tries again.
-            match operations.replace_hash(user.id, &old, &new, deadline) {
-                Ok(()) | Err(Error::Contended) => {}
+            let params: [Param; 3] =
+                [(&user.id, Type::INT8), (&old.as_phc(), Type::TEXT), (&new.as_phc(), Type::TEXT)];
+            match operations.pool.execute(REPLACE_HASH, &params, Some(deadline)) {
+                Ok(_) | Err(Error::Contended) => {}
                 Err(error) => error.log(None),
             }
             return Ok(Some(Response::json(200, &user)));

@@ -115,7 +115,9 @@ impl Operations {
         for row in rows {
             // The statement counts positions from 1.
             let list = &mut lists[row.try_get::<_, i64>("position")? as usize - 1];
-            list.total = row.try_get("total")?;
+            if list.users.is_empty() {
+                list.total = row.try_get("total")?;
+            }
             // The one row of an empty page holds the total alone.
             if row.try_get::<_, Option<i64>>("id")?.is_some() {
                 list.users.push(self.user(&row)?);

@@ -132,10 +132,7 @@ const UPDATE_MANY: &str = r#"
 impl Update {
     /// Looks the user up and hashes the new password.
     pub(super) fn hash(&mut self, operations: &Operations) -> Outcome {
-        let user = operations.find_many(&[self.id])?.pop().ok_or(Error::NotFound)?;
-        if !self.condition.holds(user.revision()) {
-            return Err(Error::PreconditionFailed);
-        }
+        operations.allowed(self.id, &self.condition)?;
         self.hash = operations.hash(self.changes.password.as_ref().and_then(Option::as_ref))?;
         Ok(None)
     }
