@@ -25,15 +25,19 @@ const LIMITS: &str = "\
     where current_setting('transaction_read_only') = 'on'";
 
 /// Rights that requests and commands need and the role lacks; if $1 is set, those of migrations, too. $2: names of tables,
-/// $3: of those that are written. Tables that do not exist yet are left out.
+/// $3: of those that are written, $4: of what migrations make. Tables that do not exist yet are left out.
 const MISSING_RIGHTS: &str = "\
     select format('the role may not %s %s', lower(action), name) \
     from unnest($2::text[]) name, unnest(array['SELECT', 'INSERT', 'UPDATE', 'DELETE']) action \
     where not has_table_privilege(to_regclass(name)::oid, action) \
         and (action = 'SELECT' or name = any ($3::text[])) \
     union all \
-    select 'the role does not own the table users' from pg_class \
-    where $1 and oid = to_regclass('users')::oid and not pg_has_role(relowner, 'USAGE')";
+    select format('the role does not own %s', string_agg('the ' || pg_describe_object(class, object, 0), ', ' order by position)) \
+    from unnest($4::text[]) with ordinality as made (name, position), lateral ( \
+        select 'pg_class'::regclass::oid as class, oid as object, relowner as owner from pg_class \
+            where oid = to_regclass(name)::oid and relkind::text = 'r' \
+        union all select 'pg_proc'::regclass::oid, oid, proowner from pg_proc where oid = to_regprocedure(name || '()')::oid \
+    ) as objects where $1 and not pg_has_role(owner, 'USAGE') having count(*) > bigint '0'";
 
 /// A line for each fact of the tables $1, in the words of [`EXPECTED`]: columns, keys, unique indexes and enabled triggers.
 const FACTS: &str = "\
@@ -208,7 +212,8 @@ fn examine(config: &Config, with_counts: bool, findings: &mut Vec<Finding>) -> R
     }
     let migrates = config.migrate && matches!(missing, Ok(Some(_)));
     let mut lacking = if migrates { lines(client, BLOCKED, &[])? } else { Vec::new() };
-    lacking.extend(lines(client, MISSING_RIGHTS, &[(&migrates, Type::BOOL), READS, WRITES])?);
+    let rights = [(&migrates as &_, Type::BOOL), READS, WRITES, (&migrations.made(), Type::TEXT_ARRAY)];
+    lacking.extend(lines(client, MISSING_RIGHTS, &rights)?);
     let fine = lacking.is_empty().then_some("the role may do all that is needed");
     add(findings, Fine, "privileges", fine);
     add(findings, Problem, "privileges", lacking);

@@ -82,6 +82,12 @@ impl Migrations {
         rows.iter().any(|row| self.keys().first() == Some(&(row.get(0), row.get(1))))
     }
 
+    /// Returns the names of the tables, indexes and functions that they make.
+    #[cfg(feature = "command")]
+    pub fn made(&self) -> Vec<&str> {
+        self.0.iter().flat_map(names_in).collect()
+    }
+
     fn keys(&self) -> Keys {
         self.0.iter().map(key).collect()
     }

@@ -444,3 +444,36 @@ fn a_shell_completes_arguments() {
         assert!(code == 0 && script.contains("userd") && script.contains("existing"), "{script}");
     }
 }
+
+/// The tables have another owner than the functions, as after an `alter table … owner to`.
+#[test]
+fn a_check_finds_what_a_migration_may_not_replace() {
+    let database = Database::create();
+    let role = format!("{}_owner", database.name());
+    database.run(&format!("create role {role} login; grant create on schema public to {role}"));
+    for table in ["users", "credentials", "user_counts", "idempotency_keys", "refinery_schema_history"] {
+        database.run(&format!("alter table {table} owner to {role}"));
+    }
+    let replaced = "create or replace function user_version() returns trigger language plpgsql \
+        as $$ begin new.version := 7; return new; end $$";
+    let next = TempDir::next_release(&format!("select 1;\n{replaced}"), 3);
+    let url = database.url().replace("user=postgres", &format!("user={role}"));
+    assert!(url.contains(&role), "{url}");
+    let run = |argument: &str| {
+        Process::start(&[argument], &[("DATABASE_URL", &url), ("MIGRATIONS_DIR", next.name())]).ended()
+    };
+    let (code, stdout, _) = run("check");
+    let line = "problem  privileges: the role does not own the function user_version(), the function";
+    assert!(code == 1 && stdout.contains(line), "{stdout}");
+    let (code, _, stderr) = run("migrate");
+    assert!(code == 1 && stderr.contains("must be owner of function user_version"), "{stderr}");
+    database.run(&format!(
+        "alter function user_version() owner to {role}; alter function user_id_is_fixed() owner to {role}; \
+         alter function user_counts_record() owner to {role}; alter function user_counts_reset() owner to {role}; \
+         alter function idempotency_erase() owner to {role}"
+    ));
+    let (code, stdout, _) = run("check");
+    assert!(code == 0 && stdout.contains("the role may do all that is needed"), "{stdout}");
+    assert_eq!(run("migrate").0, 0);
+    database.run(&format!("reassign owned by {role} to postgres; drop owned by {role}; drop role {role}"));
+}
