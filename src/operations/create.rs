@@ -125,13 +125,6 @@ pub struct Created {
     pub password_hash: Option<PasswordHash>,
 }
 
-impl Created {
-    fn answer(&self) -> Response {
-        let location = format!("/users/{}", self.user.id);
-        Response::json(201, &self.user).with("Location", location).with("ETag", etag(self.user.revision()))
-    }
-}
-
 impl Create {
     /// Executes creates with one statement for those with a key, and with one for the others.
     pub(super) fn execute(operations: &Operations, mut creates: Vec<Item<Create>>) {
@@ -176,33 +169,6 @@ impl Create {
         }
         let kept = self.key.as_ref().map_or(Ok(None), |(key, _)| operations.find_kept(key))?;
         kept.ok_or(Error::AlreadyExists)
-    }
-
-    fn answer(&mut self, operations: &Operations, created: &Created) -> Outcome {
-        if created.earlier.is_none() {
-            Ok(Some(created.answer()))
-        } else if self.hash.take().is_some() {
-            // A thread that hashes compares the password.
-            Ok(None)
-        } else {
-            self.repeat(operations, created)
-        }
-    }
-
-    /// Answers as the earlier create with its key was answered, if it has the same body.
-    fn repeat(&self, operations: &Operations, kept: &Created) -> Outcome {
-        if self.key.map(|(_, own)| own) != kept.earlier {
-            return Err(Error::KeyReused);
-        }
-        // The answer tells whether the password is right, as a login's does.
-        if let (hash @ Some(_), Some(password)) = (kept.password_hash.as_ref(), &self.user.password) {
-            let attempt = operations.throttle.admit(&self.user.email, self.peer.map(counted_as))?;
-            if operations.with_hash(hash, |hasher| hasher.check(password, hash))? == Match::None {
-                attempt.wrong();
-                return Err(Error::KeyReused);
-            }
-        }
-        Ok(Some(kept.answer().with("Idempotency-Replayed", "true")))
     }
 }
 
@@ -262,5 +228,41 @@ impl Change for Create {
     fn alone(&mut self, operations: &Operations, deadline: Instant) -> Outcome {
         let created = self.store(operations, deadline)?;
         self.answer(operations, &created)
+    }
+}
+
+impl Create {
+    fn answer(&mut self, operations: &Operations, created: &Created) -> Outcome {
+        if created.earlier.is_none() {
+            Ok(Some(created.answer()))
+        } else if self.hash.take().is_some() {
+            // A thread that hashes compares the password.
+            Ok(None)
+        } else {
+            self.repeat(operations, created)
+        }
+    }
+
+    /// Answers as the earlier create with its key was answered, if it has the same body.
+    fn repeat(&self, operations: &Operations, kept: &Created) -> Outcome {
+        if self.key.map(|(_, own)| own) != kept.earlier {
+            return Err(Error::KeyReused);
+        }
+        // The answer tells whether the password is right, as a login's does.
+        if let (hash @ Some(_), Some(password)) = (kept.password_hash.as_ref(), &self.user.password) {
+            let attempt = operations.throttle.admit(&self.user.email, self.peer.map(counted_as))?;
+            if operations.with_hash(hash, |hasher| hasher.check(password, hash))? == Match::None {
+                attempt.wrong();
+                return Err(Error::KeyReused);
+            }
+        }
+        Ok(Some(kept.answer().with("Idempotency-Replayed", "true")))
+    }
+}
+
+impl Created {
+    fn answer(&self) -> Response {
+        let location = format!("/users/{}", self.user.id);
+        Response::json(201, &self.user).with("Location", location).with("ETag", etag(self.user.revision()))
     }
 }
