@@ -95,7 +95,7 @@ const CREATE_WITH_KEYS: &str = r#"
         where g.password_hash is not null
     ), keeping as (
         insert into idempotency_keys (key, user_id, expires_at, answer)
-        select g.key, c.id, now() + interval '24 hours', to_jsonb(c) ||
+        select g.key, c.id, now() + interval '24 hours', to_jsonb(c) - text 'position' ||
             jsonb_build_object('fingerprint', g.fingerprint, 'password_hash', g.password_hash)
         from created c join given g on g.position = c.position
         -- Before a row is written, the expired one that it replaces is gone.
