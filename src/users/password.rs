@@ -330,9 +330,10 @@ mod tests {
             let divisor = if is_slow(&format(accepted)) { 8 } else { 1 };
             let hash = PasswordHash::imported(format(accepted / divisor).into()).unwrap();
             for password in &passwords {
-                let took = took(|| assert_eq!(hasher.check(password, Some(&hash)), Match::None));
-                let bytes = password.expose().len();
-                assert!(took <= 75 * ours, "{}, {bytes} bytes: {took:?}, {ours:?}", hash.as_phc());
+                let check = || took(|| assert_eq!(hasher.check(password, Some(&hash)), Match::None));
+                // Other processes share the caches, and can only make it slower.
+                let fastest = (0..3).map(|_| check()).find(|&took| took <= 75 * ours);
+                assert!(fastest.is_some(), "{}, {} bytes, {ours:?}", hash.as_phc(), password.expose().len());
             }
         }
     }
