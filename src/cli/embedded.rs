@@ -1,12 +1,15 @@
 //! The private cluster of `--embedded`. The service starts its server; subcommands (export, import, migrate, …) join the
 //! server that runs, or start one.
 
-use super::{Failure, arguments::Args, environment, signals};
+use super::{Failure, arguments::Args, environment, privileges, signals};
 use userd::private_postgres::{self, Cluster};
 use userd::{Config, Database};
 
 /// Opens the private cluster of `--embedded`, if that is given, and makes it the database of `config`. Its server runs for
 /// as long as the value is kept. `make`: a missing cluster is made. Blocks until the server accepts connections.
+///
+/// A process of root's is the cluster's account from then on: a socket that the account replaces leads it nowhere. An
+/// export stays root, who finishes its file, and connects within [`Account::act`](private_postgres::Account::act).
 pub fn open(args: &Args, config: &mut Config, make: bool) -> Result<Option<Cluster>, Failure> {
     let Some(dir) = args.dir() else { return Ok(None) };
     if !make {
@@ -22,6 +25,9 @@ pub fn open(args: &Args, config: &mut Config, make: bool) -> Result<Option<Clust
     signals::REMAINS.lock().server = opened.as_ref().ok().and_then(Cluster::pid);
     let cluster =
         opened.map_err(|error| signals::interruption().unwrap_or_else(|| Failure::runtime(error)))?;
+    if args.verb != "export" {
+        privileges::give_up(&cluster.account).map_err(Failure::runtime)?;
+    }
     config.database = Database::Url(cluster.connection_string("postgres").into());
     Ok(Some(cluster))
 }

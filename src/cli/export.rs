@@ -19,12 +19,18 @@ pub fn options(args: &Args) -> Export {
 pub fn export(args: &Args) -> Result<(), Failure> {
     let options = options(args);
     let mut output = Output::open(args.file(), options.with_password_hashes)?;
-    let (config, _cluster) = embedded::database(args, false)?;
+    let (config, cluster) = embedded::database(args, false)?;
     let bar = progress::bar(Some(0), "{bar:30} {human_pos} of {human_len} users, {per_sec:0}, {eta} left");
-    let exported = transfer::export(&config, options, &mut output.to, &mut |done, of| {
-        bar.set_length(of);
-        bar.set_position(done);
-    });
+    let mut export = || {
+        transfer::export(&config, options, &mut output.to, &mut |done, of| {
+            bar.set_length(of);
+            bar.set_position(done);
+        })
+    };
+    let exported = match &cluster {
+        Some(cluster) => cluster.account.act(export),
+        None => export(),
+    };
     drop(bar);
     exported.map(drop).and_then(|()| output.finish().map_err(TransferError::Write)).map_err(failure)
 }

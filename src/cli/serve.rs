@@ -1,10 +1,10 @@
 //! Runs the service from its start to the end of the process. The address is bound before a database is started, so
 //! that a port that is taken is told at once.
 
-use super::{Failure, arguments::Args, embedded, environment, log::log_to_stderr, privileges, signals};
+use super::{Failure, arguments::Args, embedded, environment, log::log_to_stderr, signals};
 use std::io::{self, Write};
 use std::{os::unix::net::UnixDatagram, sync::atomic::Ordering::SeqCst};
-use userd::{BoundServer, private_postgres::Account, server};
+use userd::{BoundServer, server};
 
 const BROKEN: &str = "nothing could be served any more; the log says why, start it again";
 
@@ -18,15 +18,13 @@ pub fn serve(args: &Args) -> Result<(), Failure> {
         log::warn!("{line}");
     }
     let is_embedded = args.has("--embedded");
-    let account = is_embedded.then(|| Account::find(true)).transpose().map_err(Failure::runtime)?;
     // A signal does not interrupt the making of a cluster, and has PostgreSQL stop if it is starting.
     signals::HAS_WORK.store(is_embedded, SeqCst);
     signals::end_service()?;
 
     let bound = BoundServer::bind(&config)?;
     let mut cluster = embedded::open(args, &mut config, true)?;
-    let on_listening = || account.as_ref().map_or(Ok(()), privileges::give_up);
-    let server = bound.start(config, on_listening, || signals::end(Err(BROKEN.to_owned())))?;
+    let server = bound.start(config, || signals::end(Err(BROKEN.to_owned())))?;
     // Set before the line on standard output, after which a harness may send a signal.
     signals::HAS_WORK.store(true, SeqCst);
     tell("READY=1");

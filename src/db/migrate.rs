@@ -8,7 +8,7 @@ use super::{TABLES, explain};
 use crate::error::{ConfigError, StartError};
 use postgres::{Client, Row, Transaction, types::Type};
 use refinery::{Migration, Runner};
-use std::{collections::BTreeSet, error::Error, mem, path::Path, thread, time::Duration};
+use std::{collections::BTreeSet, error::Error, fs, mem, path::Path, thread, time::Duration};
 
 mod embedded {
     refinery::embed_migrations!("migrations");
@@ -68,9 +68,10 @@ impl Migrations {
             return Ok(Migrations(embedded::migrations::runner().get_migrations().clone()));
         };
         let problem = |problem: String| ConfigError { variable: "MIGRATIONS_DIR", problem };
-        let unreadable =
-            |error| problem(format!("{}; name a directory of migrations, or none", explain(&error)));
-        let each = refinery::load_sql_migrations(dir).map_err(unreadable)?;
+        let unreadable = |why| problem(format!("{why}; name a directory of migrations, or none"));
+        // The loader passes over a directory that it cannot read.
+        fs::read_dir(dir).map_err(|error| unreadable(format!("cannot read {}: {error}", dir.display())))?;
+        let each = refinery::load_sql_migrations(dir).map_err(|error| unreadable(explain(&error)))?;
         if each.is_empty() {
             return Err(problem(format!("{} holds no migrations (V1__name.sql, …)", dir.display())));
         }

@@ -76,7 +76,7 @@ impl Account {
     }
 
     /// Runs a function with the account's rights to files. The threads and processes that it starts have no others.
-    pub(super) fn act<T: Send>(&self, act: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    pub fn act<T: Send>(&self, act: impl FnOnce() -> T + Send) -> T {
         let Some((uid, gid)) = self.instead_of_root() else { return act() };
         let act_as_account = || {
             let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));

@@ -21,6 +21,8 @@ const MAX_LOCK_COPY: Duration = Duration::from_secs(1);
 /// If this process is killed, the server stays; the next start stops it and goes on.
 #[derive(Debug)]
 pub struct Cluster {
+    /// The user that the server runs as.
+    pub account: Account,
     dir: PathBuf,
     /// The server is dropped first: the directory is locked until the server has stopped.
     started: Option<(ServerProcess, ClusterDir)>,
@@ -51,7 +53,7 @@ impl Cluster {
                     return Cluster::start_in(directory, max_connections);
                 }
                 match (joins && server::is_ready(&dir)).then(|| connect(&dir)) {
-                    Some(Ok(_)) => return Ok(Cluster { dir, started: None }),
+                    Some(Ok(_)) => return Ok(Cluster { account, dir, started: None }),
                     Some(Err(error)) if error.code().is_some_and(|code| *code != STARTS_OR_STOPS) => {
                         return Err(ClusterError::new(format!("cannot join {}: {error}", dir.display())));
                     }
@@ -83,7 +85,7 @@ impl Cluster {
         }
         let (pid, place) = (server.child.id(), dir.display());
         log::info!("PostgreSQL {major} (process {pid}) serves {}, socket in {place}", pgdata.display());
-        Ok(Cluster { dir, started: Some((server, directory)) })
+        Ok(Cluster { account: directory.account, dir, started: Some((server, directory)) })
     }
 
     /// Returns what psql and the `postgres` crate need to connect to `database` as the superuser `postgres`:

@@ -13,7 +13,7 @@ use crate::http::{Request, RequestId};
 use crate::{db::target::Target, error::StartError};
 use lanes::Capacity;
 use std::time::{Duration, Instant};
-use std::{io, net::SocketAddr, sync::Arc, thread};
+use std::{net::SocketAddr, sync::Arc, thread};
 pub use system::check_system;
 use workers::Workers;
 pub use workers::{Control, Fault, Intercept, Intercepted};
@@ -60,14 +60,11 @@ impl BoundServer {
 
     /// Starts the server on this address, whatever address `config` has now; otherwise as [`Server::start`].
     ///
-    /// `on_listening` is called when the process has all that it may take privileges to get, and before anything of a
-    /// client is read: a program that was started by root becomes another user there. Its error ends the start.
     /// `on_broken` is called, once and on a thread of the server's, if a defect ends the thread that serves clients, or
     /// breaks the stream between the stages: the port is closed by then, and the process should be restarted.
     pub fn start(
         self,
         config: Config,
-        on_listening: impl FnOnce() -> io::Result<()>,
         on_broken: impl FnOnce() + Send + 'static,
     ) -> Result<Server, StartError> {
         let (wanted, possible) = (config.limits.max_connections, check_system(&config)?);
@@ -84,7 +81,6 @@ impl BoundServer {
         listener.listen()?;
         let stages = || {
             let (http, stream) = relay::start()?;
-            on_listening()?;
             let resources = Resources {
                 budget: app.operations.budget.clone(),
                 answer_at_once: answer_at_once(app.clone()),
@@ -129,7 +125,7 @@ impl Server {
     /// # Errors
     /// Each error is one line, and nothing is left running after it.
     pub fn start(config: Config) -> Result<Server, StartError> {
-        BoundServer::bind(&config)?.start(config, || Ok(()), || {})
+        BoundServer::bind(&config)?.start(config, || {})
     }
 
     /// Returns the address of the server, the first if it has several, without a slash at its end:

@@ -50,7 +50,7 @@ impl Running {
                 .or_else(|| watching.lock().choose(request).map(Intercepted::Fault))
         }));
         let config = Config { database: database.config().database, ..config.clone() };
-        let server = bound.start(config, || Ok(()), || {})?;
+        let server = bound.start(config, || {})?;
         let (app, url) = (server.app.clone(), database.url().to_owned());
         Ok(Running { server, control: Control { app, url, saved: Mutex::default(), watch }, database })
     }

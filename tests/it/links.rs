@@ -4,6 +4,7 @@
 use crate::support::{LONG_ON_DISK, Process, TempDir, check, eventually, is_root};
 use nix::sys::signal::Signal;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{collections::BTreeMap, fs};
@@ -138,8 +139,7 @@ fn of_a_cluster_amid_its_start() {
         return;
     }
     let treasure = Treasure::bury();
-    let programs = Command::new("sh").args(["-c", "ls -d /usr/lib/postgresql/*/bin | tail -n 1"]).output();
-    let programs = String::from_utf8(programs.unwrap().stdout).unwrap();
+    let programs = programs();
     for (program, name, to) in [
         ("initdb", "pgdata.new/postgresql.conf", "file"),
         ("initdb", "pgdata.new/postgresql.conf", "missing"),
@@ -164,13 +164,11 @@ fn of_a_cluster_amid_its_start() {
         for (wrapped, script) in scripts {
             let variables = format!(
                 "REAL={} DATA={}/data NAME={name} TO={} PROGRAM={program}",
-                programs.trim(),
+                programs,
                 own.display(),
                 to.display()
             );
-            let file = format!("bin/{wrapped}");
-            dir.write(&file, &format!("#!/bin/sh\n{variables}\n{script}\n"));
-            fs::set_permissions(dir.path().join(file), PermissionsExt::from_mode(0o755)).unwrap();
+            wrap(&dir, wrapped, &format!("{variables}\n{script}"));
         }
         let argument = format!("--embedded={}/data", own.display());
         let bin = dir.path().join("bin");
@@ -179,6 +177,59 @@ fn of_a_cluster_amid_its_start() {
             treasure.check(&format!("{program}, {name} to {to:?}, {turn}: {said}"));
         }
     }
+}
+
+/// The socket is replaced by a link to one of root's before userd connects.
+#[test]
+fn of_the_socket_that_userd_connects_to() {
+    if !is_root() {
+        return;
+    }
+    let roots = TempDir::new();
+    fs::set_permissions(roots.path(), PermissionsExt::from_mode(0o700)).unwrap();
+    let listener = UnixListener::bind(roots.path().join("socket")).unwrap();
+    fs::set_permissions(roots.path().join("socket"), PermissionsExt::from_mode(0o777)).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let (dir, own) = of_account();
+    let data = own.join("data");
+    let argument = format!("--embedded={}", data.display());
+    assert_eq!(Process::start(&["migrate", &argument], &[]).ended().0, 0);
+    fs::create_dir(dir.path().join("bin")).unwrap();
+    let (programs, socket) = (programs(), data.join(".s.PGSQL.5432"));
+    let put = format!("ln -sfn {}/socket {}", roots.name(), socket.display());
+    let until = format!("until [ -S {} ]; do :; done; {put}", socket.display());
+    wrap(&dir, "initdb", &format!("exec {programs}/initdb \"$@\""));
+    wrap(&dir, "postgres", &format!("[ \"$1\" != -D ] || ( {until} ) &\nexec {programs}/postgres \"$@\""));
+    let variables = [("POSTGRES_BIN", &*format!("{}/bin", dir.name())), ("DB_CONNECT_TIMEOUT", "1")];
+    let out = format!("{}/users", dir.name());
+    for arguments in [
+        &[&*argument][..],
+        &["migrate", &argument],
+        &["recount", &argument],
+        &["grants", "postgres", &argument],
+        &["export", &argument, &out],
+        &["import", "--format=ndjson", &argument],
+    ] {
+        let (_, stdout, stderr) = Process::start(arguments, &variables).ended();
+        assert!(stderr.contains("Permission denied"), "{arguments:?}: {stdout}{stderr}");
+        let connected = listener.accept();
+        assert!(connected.is_err(), "{arguments:?} connected to root's socket: {stderr}");
+    }
+    let (_, stdout, _) = Process::start(&["check", &argument], &variables).ended();
+    assert!(stdout.contains("problem") && listener.accept().is_err(), "{stdout}");
+}
+
+/// Returns the directory of PostgreSQL's own programs.
+fn programs() -> String {
+    let found = Command::new("sh").args(["-c", "ls -d /usr/lib/postgresql/*/bin | tail -n 1"]).output();
+    String::from_utf8(found.unwrap().stdout).unwrap().trim().to_owned()
+}
+
+/// Puts a script of a shell in the place of a program.
+fn wrap(dir: &TempDir, program: &str, script: &str) {
+    let file = dir.path().join("bin").join(program);
+    fs::write(&file, format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(file, PermissionsExt::from_mode(0o755)).unwrap();
 }
 
 /// The shared server is removed, too, as soon as its files are no server's.

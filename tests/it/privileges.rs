@@ -45,7 +45,7 @@ fn stop(mut process: Process) {
     assert_eq!(process.left_behind(), [""; 0]);
 }
 
-/// Root reads secrets and migrations before it gives up its rights. The cluster's directory stays usable.
+/// Root reads secrets before it gives up its rights, and the account reads the migrations. The cluster's directory stays usable.
 #[test]
 fn root_becomes_the_account_of_its_postgresql() {
     if !is_root() {
@@ -53,8 +53,11 @@ fn root_becomes_the_account_of_its_postgresql() {
     }
     let (dir, argument) = directory();
     let data = dir.path().join("data");
-    let private = TempDir::next_release("select 1", 4);
-    fs::set_permissions(private.path(), PermissionsExt::from_mode(0o700)).unwrap();
+    let migrations = TempDir::next_release("select 1", 4);
+    fs::set_permissions(migrations.path(), PermissionsExt::from_mode(0o700)).unwrap();
+    let refused = Process::start(&[&argument], &[("MIGRATIONS_DIR", migrations.name())]).ended().2;
+    assert!(refused.contains(&format!("cannot read {}: Permission denied", migrations.name())), "{refused}");
+    fs::set_permissions(migrations.path(), PermissionsExt::from_mode(0o755)).unwrap();
     let secret = TempDir::new();
     secret.write("token", TOKEN);
     fs::set_permissions(secret.path(), PermissionsExt::from_mode(0o700)).unwrap();
@@ -69,7 +72,7 @@ fn root_becomes_the_account_of_its_postgresql() {
         ("HOST", "127.0.0.1"),
         ("PORT", &port),
         ("API_TOKEN_FILE", token.to_str().unwrap()),
-        ("MIGRATIONS_DIR", private.name()),
+        ("MIGRATIONS_DIR", migrations.name()),
     ];
     let start = |request: &str| {
         let mut process = Process::under(&["/bin/sh", "-c", few, USERD], &[&argument], &variables);
