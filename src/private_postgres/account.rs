@@ -130,6 +130,11 @@ impl Account {
         )))
     }
 
+    /// Returns a function for `map_err`, as [`ClusterError::io`]. If `path` is another user's, the error says what to do.
+    pub(super) fn io(&self, doing: &str, path: &Path) -> impl Fn(io::Error) -> ClusterError {
+        move |error| self.check_owner(path).err().unwrap_or_else(|| ClusterError::io(doing, path)(error))
+    }
+
     /// Returns whether `dir` is a directory, no symbolic link, of this account's that no other account can enter.
     pub(super) fn keeps_private(&self, dir: &Path) -> bool {
         let found = fs::symlink_metadata(dir);

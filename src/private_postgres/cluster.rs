@@ -127,10 +127,6 @@ pub fn check(dir: &Path) -> Result<()> {
         io::ErrorKind::NotFound => {
             ClusterError::new(format!("{shown} has no cluster; `userd --embedded={shown}` makes one"))
         }
-        // The error of `check_owner` names the owner of the directory.
-        _ => {
-            let owner = Account::owner_of(dir).and_then(|account| account.check_owner(dir));
-            owner.err().unwrap_or_else(|| ClusterError::io("read", dir)(error))
-        }
+        _ => Account::owner_of(dir).map_or_else(|why| why, |account| account.io("read", dir)(error)),
     })
 }

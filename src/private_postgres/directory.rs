@@ -36,9 +36,7 @@ impl ClusterDir {
         let path = dir.join("lock");
         let mut file = match account.open(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            opened => opened.or_else(|error| {
-                account.check_owner(&path).and(Err(ClusterError::io("open", &path)(error)))
-            })?,
+            opened => opened.map_err(account.io("open", &path))?,
         };
         match file.try_lock() {
             Err(TryLockError::WouldBlock) => return Ok(None),
@@ -63,7 +61,7 @@ impl ClusterDir {
     /// Opens the log.
     pub fn log(&self) -> Result<File> {
         let path = self.dir.join("postgres.log");
-        self.account.open(&path).map_err(ClusterError::io("open", &path))
+        self.account.open(&path).map_err(self.account.io("open", &path))
     }
 
     /// Returns a command that runs a program as the account, in a process group of its own. The program may outlive this
@@ -138,7 +136,7 @@ pub(super) fn make(dir: &Path, account: Account) -> Result<PathBuf> {
         Some((uid, gid)) => {
             check_of_root(dir)?;
             created()?;
-            check_entries(dir)?;
+            check_entries(dir, &account)?;
             if dir.join("pgdata").exists() {
                 account.check_owner(dir)?;
             }
@@ -183,7 +181,7 @@ fn take(dir: &Path, account: &Account) -> Result<PathBuf> {
         };
         return Err(refuse(dir, why));
     }
-    check_entries(dir)?;
+    check_entries(dir, account)?;
     let is_new = place == dir && !dir.join("pgdata").exists();
     let goes_below = || is_new && takes_a_socket(&below) && account.makes_private(&below);
     match account.close(&place) {
@@ -193,10 +191,10 @@ fn take(dir: &Path, account: &Account) -> Result<PathBuf> {
 }
 
 /// Checks that a directory has a cluster, or nothing but what a start without success has left.
-fn check_entries(dir: &Path) -> Result<()> {
+fn check_entries(dir: &Path, account: &Account) -> Result<()> {
     const OURS: [&str; 5] = ["pgdata", "postgres.log", "lock", ".s.PGSQL.", "lost+found"];
     let place = place(dir);
-    let entries = fs::read_dir(dir).map_err(ClusterError::io("read", dir))?;
+    let entries = fs::read_dir(dir).map_err(account.io("read", dir))?;
     let mut names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
     let is_foreign =
         |name: &String| !OURS.iter().any(|ours| name.starts_with(ours)) && (name != BELOW || place == dir);

@@ -137,6 +137,9 @@ fn on_a_cluster_that_a_service_runs_on() {
         let mut export = run_as("postgres", &["export", &place.argument]);
         assert_eq!(export.wait(LONG), 1);
         assert!(export.stderr().contains("belongs to user nobody, "), "{}", export.stderr());
+        let mut service = run_as("postgres", &[&place.argument]);
+        assert_eq!(service.wait(LONG), 1);
+        assert!(service.stderr().contains("start userd as nobody, or"), "{}", service.stderr());
     }
 }
 
