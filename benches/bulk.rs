@@ -14,7 +14,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use userd::private_postgres::Cluster;
+use userd::internals::Cluster;
 
 const ROUNDS: usize = 3;
 

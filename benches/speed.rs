@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
-use userd::private_postgres::Cluster;
+use userd::internals::Cluster;
 
 const USERS: u32 = 100_000;
 const SECONDS: u32 = 4;

@@ -63,11 +63,12 @@
 //!
 //! # What to rely on
 //!
-//! - No setting comes from the environment, no logger is installed, no signal handled, and nothing exits the
-//!   process. Several servers run side by side, each with settings of its own. Lines for a log go to the [`log`]
-//!   crate's facade under the target `userd`, never with a password, a token or a body in them; what one says of a
-//!   request (`request_id`, `method`, `path`, `status`, …) is there as key-values, too. One thing is the process's: its
-//!   limit of open descriptors is raised to what `max_connections` needs.
+//! - Nothing but `cli`, the command, reads the environment, installs a logger or exits. Only [`testing`] looks for
+//!   programs and directories as `POSTGRES_BIN`, `PATH` and `TMPDIR` say. Several servers run side by side, each with
+//!   settings of its own. Lines for a log go to the [`log`] crate's facade under the target `userd`, never with a
+//!   password, a token or a body in them; what one says of a request (`request_id`, `method`, `path`, `status`, …) is
+//!   there as key-values, too. One thing is the process's: its limit of open descriptors is raised to what
+//!   `max_connections` needs.
 //! - Everything blocks, and every wait has a bound that a setting names: [`Config`] and [`Limits`]; only
 //!   migrations take as long as they take. All of it may be called from plain threads, from another runtime's
 //!   blocking section, and even from its tasks, whose thread it then blocks.
@@ -84,8 +85,12 @@
 //! - `testing`: the module [`testing`]. It brings no dependency, and nothing of it gets into a program that does not
 //!   use it.
 //! - `tls`: TLS to the database. Without it, a setting that requires TLS is refused at start.
-//! - `command`: the binary `userd`. The library is the same without it.
+//! - `command`: the binary `userd`. What the library documents is the same without it.
 #![warn(missing_docs)]
+#![cfg_attr(
+    not(all(feature = "command", feature = "testing", feature = "tls")),
+    allow(dead_code, unused_imports)
+)]
 
 /// The documents' Rust compiles.
 #[cfg(doctest)]
@@ -93,51 +98,61 @@
 #[doc = include_str!("../docs/testing.md")]
 struct Documents;
 
-#[doc(hidden)]
-pub mod app;
+mod app;
 mod budget;
 #[cfg(feature = "command")]
-#[doc(hidden)]
-pub mod check;
-pub mod config;
+mod check;
+#[cfg(feature = "command")]
+mod cli;
+mod config;
 mod db;
-#[doc(hidden)]
-pub mod error;
+mod error;
 mod frontend;
-/// Items that the fuzz target uses. Exists only if cargo-fuzz builds the crate.
-#[cfg(fuzzing)]
-pub mod fuzzing {
-    pub use crate::frontend::http1::{Arrived, Parsed, framing::Framing};
+mod http;
+mod input;
+/// Items that `tests`, `benches` and `fuzz` name beside the documented ones. They may change at any time.
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub mod internals {
+    #[cfg(feature = "command")]
+    pub use crate::check::compare_counts;
+    pub use crate::config::{SETTINGS, Setting};
+    pub use crate::error::Error;
+    pub use crate::frontend::http1::framing::Framing;
+    pub use crate::frontend::http1::{Arrived, Parsed};
+    pub use crate::http::percent_decode;
+    pub use crate::operations::{Command, Create, Delete, Update};
+    pub use crate::private_postgres::{Cluster, Shared, connection_string};
+    pub use crate::users::idempotency::{Fingerprint, Key};
+    pub use crate::users::password::Hasher;
+    pub use crate::users::revision::{Condition, Revision};
+    pub use crate::users::user::{LARGEST, NewUser, USUAL, UserChanges};
+
+    /// Returns the operations of a service, for what HTTP does not offer.
+    pub fn operations(app: &crate::App) -> &crate::operations::Operations {
+        app.operations()
+    }
 }
-#[doc(hidden)]
-pub mod http;
-#[doc(hidden)]
-pub mod input;
 mod metrics;
-#[doc(hidden)]
-pub mod operations;
+mod operations;
 #[cfg(any(test, feature = "testing"))]
-#[doc(hidden)]
-pub mod private_postgres;
+mod private_postgres;
 mod secret;
-#[doc(hidden)]
-pub mod server;
+mod server;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 #[cfg(feature = "command")]
-#[doc(hidden)]
-pub mod transfer;
-#[doc(hidden)]
-pub mod users;
+mod transfer;
+mod users;
 
 pub use app::App;
+#[cfg(feature = "command")]
+#[doc(hidden)]
+pub use cli::run;
 pub use config::{AllowedOrigins, Config, Database, Limits, PasswordHashing, Schema};
 pub use config::{TrustedProxies, Ui, Validation};
 pub use error::{ConfigError, StartError};
 pub use http::{Method, Request, Response};
-#[cfg(feature = "command")]
-#[doc(hidden)]
-pub use metrics::build;
 pub use secret::Secret;
 pub use server::{BoundServer, Server};
 #[cfg(any(test, feature = "testing"))]

@@ -1,7 +1,4 @@
-//! The command `userd`. All that touches the process as a whole is here and in [`cli`]; the library never
-//! reads the environment, installs a logger or exits.
-
-mod cli;
+//! The command `userd`: how this process gives memory back. All else is in the library's module `cli`.
 
 /// Blocks of this size and more go back to the system when they are freed: bodies, pages, hashes. glibc alone would keep
 /// blocks of up to 32 MiB; with 128 KiB here, the bodies of clients that had left took 52 MiB for good. A smaller block
@@ -15,5 +12,5 @@ fn main() -> std::process::ExitCode {
         let page = nix::libc::sysconf(nix::libc::_SC_PAGESIZE);
         nix::libc::mallopt(nix::libc::M_MMAP_THRESHOLD, LARGE.max(page as i32));
     }
-    cli::run()
+    userd::run()
 }

@@ -6,7 +6,7 @@ mod checks;
 
 use userd::{
     Limits, Request,
-    fuzzing::{Arrived, Framing, Parsed},
+    internals::{Arrived, Framing, Parsed},
 };
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| checks::check_all(data));

@@ -135,8 +135,7 @@ impl App {
     }
 
     /// Returns the operations, for what HTTP does not offer.
-    #[doc(hidden)]
-    pub fn operations(&self) -> &Operations {
+    pub(crate) fn operations(&self) -> &Operations {
         &self.operations
     }
 

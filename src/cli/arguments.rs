@@ -2,11 +2,11 @@
 
 use super::commands::{OPERAND, command, with_settings};
 use super::{Failure, print};
+use crate::{config::is_connection_string, transfer::Format};
 use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
 use clap::{ArgMatches, parser::ValueSource};
 use std::path::{Path, PathBuf};
 use std::{borrow::Cow, collections::BTreeMap, ffi::OsString};
-use userd::{config::is_connection_string, transfer::Format};
 
 /// The subcommand that was given, with its options and its operand.
 pub struct Args {

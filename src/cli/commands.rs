@@ -5,10 +5,10 @@
 //! arm in `execute` of the module above.
 
 use super::test;
+use crate::config::SETTINGS;
 use clap::builder::{OsStringValueParser, PathBufValueParser, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, ArgAction, Command};
 use std::path::PathBuf;
-use userd::config::SETTINGS;
 
 /// Identifier of a subcommand's operand.
 pub const OPERAND: &str = "operand";
@@ -104,7 +104,7 @@ pub fn command() -> Command {
 
 /// Returns the version, the commit if the build was given one, and the machine.
 fn version() -> &'static str {
-    let [(_, version), (_, commit), (_, machine)] = userd::build();
+    let [(_, version), (_, commit), (_, machine)] = crate::metrics::build();
     let separator = if commit.is_empty() { "" } else { ", " };
     format!("{version} ({commit}{separator}{machine})").leak()
 }

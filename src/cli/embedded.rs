@@ -2,8 +2,8 @@
 //! server that runs, or start one.
 
 use super::{Failure, arguments::Args, environment, privileges, signals};
-use userd::private_postgres::{self, Cluster};
-use userd::{Config, Database};
+use crate::private_postgres::{self, Cluster};
+use crate::{Config, Database};
 
 /// Opens the private cluster of `--embedded`, if that is given, and makes it the database of `config`. Its server runs for
 /// as long as the value is kept. `make`: a missing cluster is made. Blocks until the server accepts connections.

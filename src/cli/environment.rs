@@ -2,13 +2,13 @@
 //! that a supervisor passes.
 
 use super::{Failure, arguments::Args, commands::VARIABLES, env_file};
+use crate::config::{SETTINGS, near_miss};
+use crate::{Config, ConfigError, Database};
 use listenfd::ListenFd;
 use log::LevelFilter;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::{env, ffi::OsString, os::fd::OwnedFd};
-use userd::config::{SETTINGS, near_miss};
-use userd::{Config, ConfigError, Database};
 
 const SSL_IS_OFF: &str = "has no effect: TLS to the database is on with the exact text `true`, and beside DATABASE_URL \
                           as its sslmode says";
@@ -43,7 +43,7 @@ pub fn set_variables(args: &mut Args) -> Result<(), Failure> {
 /// Returns the configuration that the variables and `--migrate` make.
 pub fn config(args: &Args) -> Result<Config, ConfigError> {
     let mut config = Config::from_vars(lookup(args))?;
-    let user = userd::private_postgres::User::with_uid(nix::unistd::Uid::effective().as_raw());
+    let user = crate::private_postgres::User::with_uid(nix::unistd::Uid::effective().as_raw());
     config.find_pooler = lookup(args)("DB_PREPARED").is_none();
     config.os_user = user.map(|user| user.name);
     config.migrate = args.value("--migrate").is_none_or(|value| value == "on");

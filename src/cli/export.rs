@@ -1,8 +1,8 @@
 //! `userd export`: all users to a file or to standard output.
 
 use super::{Failure, arguments::Args, embedded, output::Output, progress};
+use crate::transfer::{self, Export, Format, TransferError};
 use std::io;
-use userd::transfer::{self, Export, Format, TransferError};
 
 /// Exit code that a shell reports for a program that a closed pipe has ended.
 const CLOSED_PIPE: u8 = 128 + 13;

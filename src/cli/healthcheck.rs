@@ -3,9 +3,9 @@
 
 use super::signals::{exit, spawn};
 use super::{Failure, arguments::Args, environment};
+use crate::{Config, server};
 use std::io::{self, Read, Write};
 use std::{net::TcpStream, os::unix::net::UnixStream, thread, time::Duration};
-use userd::{Config, server};
 
 /// Age in seconds of the oldest probe whose result counts. The first question causes a new one.
 const FRESH_SECONDS: u64 = 5;

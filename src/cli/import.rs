@@ -2,13 +2,13 @@
 
 use super::arguments::Args;
 use super::{Failure, embedded, log::with_priority, progress, signals};
+use crate::check;
+use crate::transfer::{self, Import, Imported, Mapping, Progress, TransferError, fields};
 use indicatif::HumanCount;
 use log::Level;
 use std::fs::{File, Metadata};
 use std::io::{self, Write};
 use std::{mem, path::Path};
-use userd::check;
-use userd::transfer::{self, Import, Imported, Mapping, Progress, TransferError, fields};
 
 /// Imports the users of a file, or of standard input, and reports each line that is refused. A private cluster that is
 /// missing is made and migrated, except for a dry run. Blocks until that is done.

@@ -2,11 +2,11 @@
 
 use super::commands::{EXIT_STATUS, command};
 use super::{Failure, arguments::Args, print};
+use crate::config::SETTINGS;
 use clap_complete::Shell;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, roman};
 use std::io;
-use userd::config::SETTINGS;
 
 /// Prints the manual page. The options of all commands are on it, not on pages of their own.
 pub fn man() -> Result<(), Failure> {

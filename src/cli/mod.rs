@@ -18,11 +18,11 @@ mod signals;
 mod test;
 mod verbs;
 
+use crate::StartError;
 use ::log::Level;
 use arguments::Args;
 use std::io::{self, Write};
 use std::{env, process::ExitCode};
-use userd::StartError;
 
 /// Executes the command line, to its end. Returns the exit code.
 pub fn run() -> ExitCode {

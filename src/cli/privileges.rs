@@ -1,8 +1,8 @@
 //! The end of root's privileges: the process becomes the user that its PostgreSQL runs as.
 
+use crate::private_postgres::{Account, User};
 use nix::unistd::{Gid, Uid, setgid, setgroups, setuid};
 use std::io;
-use userd::private_postgres::{Account, User};
 
 /// Makes a process of root this account's for good, with all its threads. After an error the process must end: its rights
 /// are not known.

@@ -2,9 +2,9 @@
 //! that a port that is taken is told at once.
 
 use super::{Failure, arguments::Args, embedded, environment, log::log_to_stderr, signals};
+use crate::{BoundServer, server};
 use std::io::{self, Write};
 use std::{os::unix::net::UnixDatagram, sync::atomic::Ordering::SeqCst};
-use userd::{BoundServer, server};
 
 const BROKEN: &str = "nothing could be served any more; the log says why, start it again";
 

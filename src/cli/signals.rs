@@ -1,6 +1,7 @@
 //! The end of the process: by signals, by the end of its parent, or of a part that it needs.
 
 use super::{Failure, report};
+use crate::private_postgres::Cluster;
 use nix::sys::signal::{SigHandler, SigSet, Signal, kill, signal};
 use nix::unistd::Pid;
 use parking_lot::{Condvar, Mutex};
@@ -10,7 +11,6 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use std::{fs, process, thread};
-use userd::private_postgres::Cluster;
 
 /// Interval between two looks at the cluster and at the parent.
 pub const WATCH_PAUSE: Duration = Duration::from_secs(1);

@@ -3,6 +3,8 @@
 use super::arguments::{Args, format_of};
 use super::log::{log_to, log_to_stderr};
 use super::{Failure, environment, import::unreadable, signals};
+use crate::testing::{self, Services, check_setting};
+use crate::transfer::Format;
 use nix::errno::Errno;
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{Signal, kill};
@@ -20,8 +22,6 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::atomic::Ordering::SeqCst;
 use std::{fs, mem, path::Path, thread};
-use userd::testing::{self, Services, check_setting};
-use userd::transfer::Format;
 
 /// Name of the subcommand.
 pub const VERB: &str = "test";

@@ -1,8 +1,8 @@
 //! `userd migrate`, `check`, `recount`, `grants` and `config`, for operators.
 
 use super::{Failure, arguments::Args, embedded, environment, print};
-use userd::check::{self, Finding, Weight};
-use userd::{Database, Secret, config::InForce, server};
+use crate::check::{self, Finding, Weight};
+use crate::{Database, Secret, config::InForce, server};
 
 /// Applies the migrations that are missing, also in a schema other than that of the users, and says so. Blocks as a start does.
 pub fn migrate(args: &Args) -> Result<(), Failure> {

@@ -240,8 +240,7 @@ pub enum PasswordHashing {
 
 impl PasswordHashing {
     /// Returns the parameters of Argon2.
-    #[doc(hidden)]
-    pub fn params(self) -> Params {
+    pub(crate) fn params(self) -> Params {
         let (memory, passes, lanes) = match self {
             PasswordHashing::Owasp => (19_456, 2, 1),
             PasswordHashing::LeastCostForTests => (8, 1, 1),

@@ -247,7 +247,6 @@ fn refused(variable: &'static str, text: Option<&str>, line: String) -> ConfigEr
 }
 
 /// Returns whether a text has the address of a database, which no error may repeat: it can have a password.
-#[doc(hidden)]
 pub fn is_connection_string(text: &str) -> bool {
     let (scheme, rest) = text.split_once("://").unwrap_or_default();
     let has_user = rest.split([',', ' ']).next().is_some_and(|address| address.contains('@'));

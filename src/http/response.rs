@@ -48,8 +48,7 @@ impl fmt::Debug for Response {
 
 impl Response {
     /// Returns an answer whose body is one line of JSON.
-    #[doc(hidden)]
-    pub fn json(status: u16, value: &impl Serialize) -> Response {
+    pub(crate) fn json(status: u16, value: &impl Serialize) -> Response {
         let mut body = Vec::with_capacity(USUAL_BYTES);
         serde_json::to_writer(&mut body, value).expect("our own types have string keys only");
         body.push(b'\n');
@@ -60,8 +59,7 @@ impl Response {
     }
 
     /// Returns 204, without a body.
-    #[doc(hidden)]
-    pub fn no_content() -> Response {
+    pub(crate) fn no_content() -> Response {
         Response { status: 204, headers: Vec::new(), body: Vec::new() }
     }
 

@@ -59,11 +59,17 @@ pub struct Operations {
 /// A valid request, from its validation to its answer.
 #[derive(Debug)]
 pub enum Command {
+    /// `GET /users/{id}`.
     Find(Find),
+    /// `GET /users`.
     List(List),
+    /// `POST /users`.
     Create(Create),
+    /// `PUT` and `PATCH /users/{id}`.
     Update(Update),
+    /// `DELETE /users/{id}`.
     Delete(Delete),
+    /// `POST /users/authenticate`.
     Authenticate(Authenticate),
 }
 

@@ -28,5 +28,4 @@ pub use crate::server::Fault;
 pub use databases::ScratchDatabase;
 pub use servers::{Failing, TestServer};
 #[cfg(feature = "command")]
-#[doc(hidden)]
-pub use services::{Services, check_setting, config};
+pub(crate) use services::{Services, check_setting, config};

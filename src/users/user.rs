@@ -18,16 +18,18 @@ pub const EMAIL_MAX: usize = 254;
 /// Characters of the shortest password, as the create schemas have it.
 pub const PASSWORD_MIN: usize = 8;
 
-/// Bytes of memory of a usual user in a page, and of the largest one: as JSON, a character of a text may take six bytes
-/// (`\u0001`), and the other members take less than 256.
+/// Bytes of memory of a usual user in a page.
 pub const USUAL: usize = 1 << 10;
+
+/// Bytes of memory of the largest user in a page: as JSON, a character of a text may take six bytes (`\u0001`), and the
+/// other members take less than 256.
 pub const LARGEST: usize = (6 * (NAME_MAX + EMAIL_MAX) + 256).next_multiple_of(1 << 10);
 
 /// Names of the fields that answers, exports and imports have of a user.
 pub const FIELDS: [&str; 5] = ["id", "name", "email", "createdAt", "updatedAt"];
 
-/// A stored user. The JSON has the [`FIELDS`], `id` as a string, and nothing else. The texts are borrowed from the row if
-/// many users are read only to be written.
+/// A stored user. The JSON has `id`, as a string, `name`, `email`, `createdAt` and `updatedAt`, and nothing else. The
+/// texts are borrowed from the row if many users are read only to be written.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct User<T = String> {
@@ -48,15 +50,13 @@ pub struct User<T = String> {
     #[serde(skip)]
     pub version: i64,
     /// Credential of the user. No read or list fetches it.
-    #[doc(hidden)]
     #[serde(skip)]
-    pub credential: Relation<Credential>,
+    pub(crate) credential: Relation<Credential>,
 }
 
 impl User {
     /// The state of the record, of which its `ETag` is made.
-    #[doc(hidden)]
-    pub fn revision(&self) -> Revision {
+    pub(crate) fn revision(&self) -> Revision {
         Revision { version: self.version, updated_at: self.updated_at }
     }
 }

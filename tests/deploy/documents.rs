@@ -10,7 +10,7 @@ use std::{
     path::Path,
     process::{Command, Stdio},
 };
-use userd::config::{SETTINGS, Setting};
+use userd::internals::{SETTINGS, Setting};
 
 const README: &str = include_str!("../../README.md");
 const SECURITY: &str = include_str!("../../docs/security.md");

@@ -6,10 +6,9 @@ use serde_json::{Value, json};
 use std::time::Instant;
 use userd::{
     Response,
-    error::Error,
-    operations::{Command, Create, Delete, Update},
-    users::revision::{Condition, Revision},
-    users::user::{NewUser, UserChanges},
+    internals::{
+        Command, Condition, Create, Delete, Error, NewUser, Revision, Update, UserChanges, operations,
+    },
 };
 
 /// Users 1 to `count`, without passwords.
@@ -22,7 +21,8 @@ fn users(service: &Service, count: usize) {
 
 /// The condition of the state that a user has now.
 fn current(service: &Service, id: i64) -> Condition {
-    let revision = service.server.app().operations().find_many(&[id]).expect("an answer")[0].revision();
+    let user = operations(service.server.app()).find_many(&[id]).expect("an answer").remove(0);
+    let revision = Revision { version: user.version, updated_at: user.updated_at };
     Condition { only: Some(vec![revision]), ..Condition::default() }
 }
 
@@ -57,7 +57,7 @@ fn execute(service: &Service, commands: impl IntoIterator<Item = (Command, Insta
         Err(Error::Unavailable(_)) => "Unavailable".to_owned(),
         Err(error) => format!("{error:?}"),
     };
-    service.server.app().operations().execute(commands).into_iter().map(text).collect()
+    operations(service.server.app()).execute(commands).into_iter().map(text).collect()
 }
 
 /// Names and addresses, and the moment until which each may take.
@@ -262,7 +262,7 @@ fn a_change_that_is_late_is_not_sent() {
 #[test]
 fn without_commands_there_is_no_statement() {
     let service = Service::start();
-    let users = service.server.app().operations();
+    let users = operations(service.server.app());
     let name = service.database.name();
     Database::empty().run(&format!("alter database {name} allow_connections false"));
     Database::empty()

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
-use userd::private_postgres::{Cluster, Shared, connection_string};
+use userd::internals::{Cluster, Shared, connection_string};
 
 const WRITE: &str = "create table if not exists t(v int); insert into t values (1)";
 const COUNT: &str = "select count(*)::text from t";

@@ -7,10 +7,7 @@ use nix::sys::{
     time::TimeValLike,
 };
 use serde_json::json;
-use userd::{
-    PasswordHashing, Request,
-    config::{Schema, Ui, Validation},
-};
+use userd::{PasswordHashing, Request, Schema, Ui, Validation};
 
 const NOT_FOUND: &str = r#"{"error":"Not found"}"#;
 const NUL: &str = "must not contain NUL (U+0000)";

@@ -9,7 +9,7 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
-use userd::config::Validation;
+use userd::Validation;
 
 #[test]
 fn it_is_served_to_all() {

@@ -12,7 +12,7 @@ use std::{
     process::Command,
     time::{Duration, Instant},
 };
-use userd::server::Server;
+use userd::Server;
 
 /// How long after the database is back the first success comes, for every client.
 const BACK_WITHIN: Duration = Duration::from_secs(1);

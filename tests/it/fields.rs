@@ -6,11 +6,10 @@ use serde_json::{Map, Value, json};
 use std::{collections::BTreeSet, fs};
 use userd::{
     PasswordHashing, Response,
-    error::Error,
-    operations::{Command, Create, Update},
-    users::idempotency::{Fingerprint, Key},
-    users::revision::Condition,
-    users::user::{self, NewUser, UserChanges},
+    internals::{
+        Command, Condition, Create, Error, Fingerprint, Key, LARGEST, NewUser, USUAL, Update, UserChanges,
+        operations,
+    },
 };
 
 /// A field: its name, two values, and whether null removes it.
@@ -56,7 +55,7 @@ fn assert_user(client: &mut Client, id: &str, expected: &Fields) {
 
 /// Executes commands in batches, each to its end. Returns the answers.
 fn execute(service: &Service, mut commands: Vec<Command>) -> Vec<Value> {
-    let operations = service.server.app().operations();
+    let operations = operations(service.server.app());
     let mut answers = vec![None; commands.len()];
     while answers.contains(&None) {
         let deadline = std::time::Instant::now() + crate::support::LONG;
@@ -224,5 +223,5 @@ fn the_largest_user() {
         assert!(longest, "{field}");
     }
     let body = client.get(&format!("/users/{}", created.id())).body;
-    assert!(body.len() > user::USUAL && body.len() <= user::LARGEST, "{} bytes", body.len());
+    assert!(body.len() > USUAL && body.len() <= LARGEST, "{} bytes", body.len());
 }

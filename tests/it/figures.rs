@@ -8,7 +8,7 @@ use std::{
     net::TcpStream,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
-use userd::{PasswordHashing, server::Server};
+use userd::{PasswordHashing, Server};
 
 /// Figures that do not move: limits, and facts of the start.
 const FIXED: [&str; 6] = [

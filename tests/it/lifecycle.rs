@@ -18,7 +18,7 @@ use std::{
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
-use userd::config::SETTINGS;
+use userd::internals::SETTINGS;
 
 /// Bound for a reaction without a wait, on a busy machine.
 const SOON: Duration = Duration::from_secs(10);

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{collections::BTreeMap, fs};
-use userd::private_postgres::Shared;
+use userd::internals::Shared;
 
 /// Files of root's that no other account can reach, and what they are.
 struct Treasure {

@@ -24,11 +24,7 @@ use std::{
     env,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
-use userd::{
-    Config, PasswordHashing, Request,
-    config::{Schema, Validation},
-    server::Server,
-};
+use userd::{Config, PasswordHashing, Request, Schema, Server, Validation};
 
 /// A number from the environment.
 fn variable(name: &str) -> Option<u64> {

@@ -300,7 +300,7 @@ fn the_settings_in_force() {
             [("WORKERS", value), ("PORT", "8080"), ("HOST", ""), ("PGPASSWORD", DATABASE_PASSWORD)];
         let (code, stdout, stderr) = userd(&["config", "--env-file", file, "--port", "81"], &variables);
         assert_eq!((code, stderr.as_str()), (0, ""));
-        assert_eq!(stdout.lines().count(), userd::config::SETTINGS.len());
+        assert_eq!(stdout.lines().count(), userd::internals::SETTINGS.len());
         for row in [
             &format!("WORKERS {workers}"),
             "DATABASE_URL *** --env-file",

@@ -8,7 +8,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use userd::{config::Config, server::Server};
+use userd::{Config, Server};
 
 /// The statement of pages.
 fn pages() -> &'static str {
@@ -134,7 +134,7 @@ fn the_counts_withstand_attacks() {
     // A prepared transaction holds its locks until another writer ends it.
     own.run("alter system set lock_timeout = '50ms'");
     own.restart();
-    let config = Config { database: userd::config::Database::Url(own.url().into()), ..Config::default() };
+    let config = Config { database: userd::Database::Url(own.url().into()), ..Config::default() };
     Server::start(config.clone()).expect("a server migrates an empty database").stop();
     let end = Instant::now() + Duration::from_secs(seconds);
     let changes: usize = thread::scope(|scope| {

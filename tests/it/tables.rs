@@ -2,7 +2,7 @@
 //! role that owns none of them.
 
 use crate::support::{Database, LONG, Process, Service, TempDir, eventually, every_verb};
-use userd::User;
+use userd::{User, internals::operations};
 
 /// How a command ends on this database: its exit code, and what it prints.
 fn userd(database_url: &str, arguments: &[&str]) -> (i32, String) {
@@ -60,8 +60,8 @@ fn a_check_finds_a_sequence_behind_the_ids() {
 fn the_columns_are_the_fields_of_a_user() {
     let service = Service::start();
     service.database.run("insert into users (name, email, version) values ('ada', 'ada@example.com', 7)");
-    let ada = service.server.app().operations().find_many(&[1]).unwrap().remove(0);
-    let User { id, name, email, created_at, updated_at, version, credential: _ } = ada;
+    let ada = operations(service.server.app()).find_many(&[1]).unwrap().remove(0);
+    let User { id, name, email, created_at, updated_at, version, .. } = ada;
     assert_eq!((id, &*name, &*email, version), (1, "ada", "ada@example.com", 7));
     assert_eq!(created_at, updated_at);
     let columns = "select string_agg(attname, ' ' order by attnum) from pg_attribute \

@@ -5,9 +5,11 @@ use crate::support::{
 };
 use serde_json::{Value, json};
 use std::{
+    collections::BTreeSet,
     env, fs,
     net::TcpStream,
     panic,
+    path::{Path, PathBuf},
     process::Command,
     time::{Duration, Instant},
 };
@@ -32,6 +34,49 @@ fn the_examples() {
     faults::main().unwrap();
     in_process::main().unwrap();
     test_harness::main().unwrap();
+}
+
+/// The words of a text.
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
+}
+
+/// Files of Rust in a directory, and in those within it.
+fn sources(dir: &Path) -> Vec<String> {
+    let read = |path: PathBuf| match path.is_dir() {
+        true => sources(&path),
+        false if path.extension().is_some_and(|end| end == "rs") => vec![fs::read_to_string(path).unwrap()],
+        false => Vec::new(),
+    };
+    fs::read_dir(dir).unwrap().flat_map(|entry| read(entry.unwrap().path())).collect()
+}
+
+/// The hidden module is small, and each item of it is named by a test, a benchmark or the fuzz target.
+#[test]
+fn the_internals_are_in_use() {
+    let library = include_str!("../../src/lib.rs");
+    let module =
+        library.split("pub mod internals {").nth(1).and_then(|rest| rest.split("\n}\n").next()).unwrap();
+    let mut items: Vec<&str> = Vec::new();
+    for line in module.lines().map(str::trim) {
+        if let Some(path) = line.strip_prefix("pub use ") {
+            items.extend(path.rsplit("::").next().into_iter().flat_map(words));
+        } else if let Some(function) = line.strip_prefix("pub fn ") {
+            items.extend(words(function).next());
+        }
+    }
+    assert!((20..=25).contains(&items.len()), "{}: {items:?}", items.len());
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let files: Vec<String> =
+        ["tests", "benches", "fuzz"].iter().flat_map(|dir| sources(&root.join(dir))).collect();
+    let uses = files.iter().flat_map(|text| text.split("internals::").skip(1));
+    let named: BTreeSet<&str> = uses
+        .flat_map(|rest| match rest.strip_prefix('{') {
+            Some(list) => words(list.split('}').next().unwrap()).collect(),
+            None => words(rest).take(1).collect::<Vec<_>>(),
+        })
+        .collect();
+    assert_eq!(items.iter().filter(|item| !named.contains(**item)).collect::<Vec<_>>(), [&""; 0]);
 }
 
 /// Servers leave no database, however they end.

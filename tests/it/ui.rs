@@ -4,7 +4,7 @@
 use crate::support::{Process, Service, TOKEN, TempDir};
 use base64ct::{Base64, Encoding};
 use sha2::{Digest, Sha256};
-use userd::{Schema, Ui, config::Config};
+use userd::{Config, Schema, Ui};
 
 const PAGE: &str = include_str!("../../web/ui.html");
 

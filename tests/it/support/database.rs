@@ -12,10 +12,8 @@ use std::{
     thread,
 };
 use userd::{
-    PasswordHashing,
-    config::{Config, Database as Target},
-    private_postgres::{Shared, connection_string as connection_string_at},
-    server::Server,
+    Config, Database as Target, PasswordHashing, Server,
+    internals::{Shared, connection_string as connection_string_at},
     testing::TestServer,
 };
 
@@ -253,7 +251,7 @@ pub fn compare_counts(mut client: Client) -> Result<(), String> {
     let tables = "select to_regclass('users') is not null and to_regclass('user_counts') is not null \
         and set_config('statement_timeout', '0', false) || set_config('lock_timeout', '20s', false) <> ''";
     let has_both = client.query_one(tables, &[]).is_ok_and(|row| row.get(0));
-    if has_both { userd::check::compare_counts(&mut client).map(drop) } else { Ok(()) }
+    if has_both { userd::internals::compare_counts(&mut client).map(drop) } else { Ok(()) }
 }
 
 fn admin(sql: &str) -> Result<(), postgres::Error> {

@@ -18,7 +18,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use userd::private_postgres::Cluster;
+use userd::internals::Cluster;
 
 /// A durable cluster in a directory that goes with it.
 pub struct Own {

@@ -21,7 +21,7 @@ use std::{
     thread::{self, JoinHandle},
     time::Duration,
 };
-use userd::{config::Config, server::Server};
+use userd::{Config, Server};
 
 /// Names the programs of PostgreSQL that all tests use, where it is set.
 const POSTGRES_BIN: &str = "POSTGRES_BIN";
