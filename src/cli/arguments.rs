@@ -1,6 +1,6 @@
 //! The arguments, as clap parses them, and the variables that they set.
 
-use super::commands::{OPERAND, command, with_settings};
+use super::commands::{self, OPERAND, Opt, Verb, command, with_settings};
 use super::{Failure, print};
 use crate::{config::is_connection_string, transfer::Format};
 use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
@@ -10,8 +10,8 @@ use std::{borrow::Cow, collections::BTreeMap, ffi::OsString};
 
 /// The subcommand that was given, with its options and its operand.
 pub struct Args {
-    /// Name of the subcommand; empty for the service itself.
-    pub verb: String,
+    /// The subcommand.
+    pub verb: Verb,
     matches: ArgMatches,
     /// Variables that arguments have set, each with its source: `argument`, or the option that implies it.
     pub assigned: BTreeMap<String, &'static str>,
@@ -39,29 +39,30 @@ impl Args {
             Err(error) => return Err(Failure::usage(problem(error, &arguments))),
         };
         let (verb, matches) = matches.remove_subcommand().unwrap_or((String::new(), matches));
+        let verb = commands::verb(&verb);
         Ok(Some(Args { verb, matches, assigned: BTreeMap::new() }))
     }
 
     /// Returns whether an option was given.
-    pub fn has(&self, name: &str) -> bool {
-        let known = self.matches.try_contains_id(name).unwrap_or_default();
-        known && self.matches.value_source(name) == Some(ValueSource::CommandLine)
+    pub fn has(&self, option: Opt) -> bool {
+        let known = self.matches.try_contains_id(option.id()).unwrap_or_default();
+        known && self.matches.value_source(option.id()) == Some(ValueSource::CommandLine)
     }
 
     /// Returns the value of an option, or the operand; the last one if it was given more than once.
-    pub fn value(&self, name: &str) -> Option<&Path> {
-        self.occurrences(name).flatten().last()
+    pub fn value(&self, option: Opt) -> Option<&Path> {
+        self.occurrences(option).flatten().last()
     }
 
     /// Returns the value of each occurrence of an option that may have none.
-    pub fn occurrences(&self, name: &str) -> impl Iterator<Item = Option<&Path>> {
-        let occurrences = self.matches.try_get_occurrences::<PathBuf>(name).ok().flatten();
+    pub fn occurrences(&self, option: Opt) -> impl Iterator<Item = Option<&Path>> {
+        let occurrences = self.matches.try_get_occurrences::<PathBuf>(option.id()).ok().flatten();
         occurrences.into_iter().flatten().map(|mut values| values.next().map(PathBuf::as_path))
     }
 
     /// Returns the command that follows `--`, with its arguments.
     pub fn command(&self) -> Vec<&OsString> {
-        self.matches.get_many(OPERAND).into_iter().flatten().collect()
+        self.matches.get_many(OPERAND.id()).into_iter().flatten().collect()
     }
 
     /// Returns the operand as a word; empty if there is none.
@@ -74,7 +75,7 @@ impl Args {
     pub fn dir(&self) -> Option<PathBuf> {
         let is_root = nix::unistd::Uid::effective().is_root();
         let default = Path::new(if is_root { "/var/lib/userd" } else { "userd-data" });
-        self.has("--embedded").then(|| self.value("--embedded").unwrap_or(default).to_owned())
+        self.has(commands::EMBEDDED).then(|| self.value(commands::EMBEDDED).unwrap_or(default).to_owned())
     }
 
     /// Returns the operand as a file; `None` for standard input or output (`-`, or no operand).
@@ -84,7 +85,7 @@ impl Args {
 
     /// Returns the format of `--format`, or else of the file's name.
     pub fn format(&self) -> Option<Format> {
-        match self.value("--format") {
+        match self.value(commands::FORMAT) {
             Some(format) if format == "csv" => Some(Format::Csv),
             Some(_) => Some(Format::Ndjson),
             None => self.file().and_then(format_of),

@@ -1,21 +1,16 @@
 //! The table of subcommands and options, as clap's commands. Parsing, `--help`, the manual page and the completion of
 //! shells are made from it.
 //!
-//! To add an option: a row here; the file of its subcommand asks `Args` for it. To add a subcommand: a row here, and an
-//! arm in `execute` of the module above.
+//! To add an option: a row here; the file of its subcommand asks `Args` for it. To add a subcommand: a row here, and the
+//! arm in `execute` of the module above that the compiler asks for.
 
-use super::test;
 use crate::config::SETTINGS;
 use clap::builder::{OsStringValueParser, PathBufValueParser, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, ArgAction, Command};
 use std::path::PathBuf;
 
-/// Identifier of a subcommand's operand.
-pub const OPERAND: &str = "operand";
-
 /// Options that stand for variables, and have their help.
-pub const VARIABLES: [(&str, &str); 3] =
-    [("--host", "HOST"), ("--port", "PORT"), ("--postgres", "POSTGRES_BIN")];
+pub const VARIABLES: [(Opt, &str); 3] = [(HOST, "HOST"), (PORT, "PORT"), (POSTGRES, "POSTGRES_BIN")];
 
 /// Columns of the help.
 const HELP_COLUMNS: usize = 100;
@@ -31,53 +26,98 @@ problem. 2: an argument or a variable cannot be used. Of `userd test`: the code 
 `userd test` itself failed, 126: COMMAND cannot be executed, 127: COMMAND was not found. 130, 143: ended by SIGINT or SIGTERM; nothing of an export or an \
 import is left. 141: the reader of an export's standard output has closed it.";
 
-/// Each subcommand, with its operand if it has one, and its help. `a|b`: the operand is one of these words.
-const VERBS: &str = "\
-export [FILE]: write all users to FILE, which is complete once it is there, or to standard output
-import [FILE]: create the users of FILE, or of standard input: all of them, or none if a line is refused
-migrate: apply the migrations that the database lacks, and end
-check: say if userd could start, or what is wrong with settings and database; changes nothing; exit code 0 or 1
-recount: count all users anew, if triggers were disabled and totals are wrong; writers wait meanwhile
-grants ROLE: print the GRANT statements that ROLE needs to run the service on tables that another role owns
-test [COMMAND]: run COMMAND, as in `userd test -- pytest -q`, beside a service that is thrown away: USERD_URL, \
-    USERD_CONTROL and USERD_DATABASE_URL say where; without COMMAND print them, and serve until standard input ends
-config: print the settings in force and where each comes from, without secrets
-healthcheck: exit code 0 if the service that these variables start answers GET /readyz with 200, else 1
-man: print the manual page, userd(1)
-completion bash|zsh|fish: print what makes a shell complete arguments
-";
+/// Declares the subcommands, and the table of each one's name, operand and help. `a|b`: the operand is one of these words.
+macro_rules! verbs {
+    ($($verb:ident $name:literal $operand:literal: $about:literal;)+) => {
+        /// A subcommand, or the service itself.
+        #[derive(Clone, Copy, PartialEq)]
+        pub enum Verb { Service, $($verb,)+ }
 
-/// Subcommands (`userd` is the service), an option that each of them has, and its help. An empty help is that of the
-/// option's setting. `[=DIR]`: the value may be missing; `on|off`: the value is one of these words.
-const OPTIONS: &str = "\
-userd: --embedded[=DIR]: run a private PostgreSQL cluster in DIR (default ./userd-data; of root /var/lib/userd)
-userd: --postgres=POSTGRES_BIN:
-test: --seed=FILE: begin with the users of FILE, as userd import reads it; CSV if it ends in .csv
-test: --set=NAME=VALUE: a setting of the service, which reads no variable; may be given several times
-export import migrate check recount grants config: --embedded[=DIR]: work on the cluster that \
-    `userd --embedded[=DIR]` makes, whether that runs or not
-userd config healthcheck: --host=HOST:
-userd config healthcheck: --port=PORT:
-test: --host=HOST: address to listen on (default localhost)
-test: --port=PORT: port to listen on (default: a free one)
-test: --until-signal: without COMMAND: serve until a signal, not until standard input ends
-test: --control=NAME: with --until-signal: path of the controls, of 16 characters at least (default: a secret one)
-userd check: --migrate=on|off: off: applies no migration, and refuses to start if one is missing (default on)
-userd: --env-file=FILE: take variables that the environment lacks from FILE, in the form of systemd's EnvironmentFile=
-export import: --format=ndjson|csv: a JSON object a line, or RFC 4180 with a header; the default is csv if FILE ends \
-    in .csv, else ndjson, or for an import what the users look like
-export: --with-password-hashes: each user's hash, too, as passwordHash
-export: --for-spreadsheets: CSV with an apostrophe before names and addresses that are formulas to a spreadsheet
-import: --map=FIELD=MEMBER,...: which member or column is which field, as in email=emails.0.value; leave out others
-import: --ignore-unknown: leave out members and columns that are no field of a user
-import: --skip-invalid: leave out lines that are refused, and import the others
-import: --skip-existing: leave out users whose e-mail address is in the database
-import: --dry-run: check everything, change nothing
-import: --as-is: accept every name and address that the database can hold, not only what the create schema accepts
-import: --clear-passwords: hash the passwords of the file, which are clear; else lines with a password are refused
-import: --keep-ids: give users the ids of their lines, not new ones
-check: --counts: compare the counts behind pages with the table, too
-";
+        const VERBS: &[(Verb, &str, &str, &str)] = &[$((Verb::$verb, $name, $operand, $about),)+];
+    };
+}
+
+verbs! {
+    Export "export" "[FILE]": "write all users to FILE, which is complete once it is there, or to standard output";
+    Import "import" "[FILE]": "create the users of FILE, or of standard input: all of them, or none if a line is \
+        refused";
+    Migrate "migrate" "": "apply the migrations that the database lacks, and end";
+    Check "check" "": "say if userd could start, or what is wrong with settings and database; changes nothing; exit \
+        code 0 or 1";
+    Recount "recount" "": "count all users anew, if triggers were disabled and totals are wrong; writers wait \
+        meanwhile";
+    Grants "grants" "ROLE": "print the GRANT statements that ROLE needs to run the service on tables that another \
+        role owns";
+    Test "test" "[COMMAND]": "run COMMAND, as in `userd test -- pytest -q`, beside a service that is thrown away: \
+        USERD_URL, USERD_CONTROL and USERD_DATABASE_URL say where; without COMMAND print them, and serve until \
+        standard input ends";
+    Config "config" "": "print the settings in force and where each comes from, without secrets";
+    Healthcheck "healthcheck" "": "exit code 0 if the service that these variables start answers GET /readyz with \
+        200, else 1";
+    Man "man" "": "print the manual page, userd(1)";
+    Completion "completion" "bash|zsh|fish": "print what makes a shell complete arguments";
+}
+
+/// An option, or the operand, of a subcommand.
+#[derive(Clone, Copy)]
+pub struct Opt(&'static str);
+
+impl Opt {
+    /// Returns clap's identifier.
+    pub fn id(self) -> &'static str {
+        self.0
+    }
+}
+
+/// The operand of a subcommand.
+pub const OPERAND: Opt = Opt("operand");
+
+/// Declares a constant for each option, and the table of the subcommands that have it, its value and its help. An empty help
+/// is that of the option's setting. `[=DIR]`: the value may be missing; `on|off`: the value is one of these words.
+macro_rules! options {
+    ($($option:ident $name:literal: $([$($verb:ident)+] $value:literal $help:literal;)+)+) => {
+        $(pub const $option: Opt = Opt($name);)+
+
+        const OPTIONS: &[(Opt, &[Verb], &str, &str)] =
+            &[$($(($option, &[$(Verb::$verb),+], $value, $help),)+)+];
+    };
+}
+
+options! {
+    EMBEDDED "--embedded":
+        [Service] "[=DIR]" "run a private PostgreSQL cluster in DIR (default ./userd-data; of root /var/lib/userd)";
+        [Export Import Migrate Check Recount Grants Config] "[=DIR]" "work on the cluster that `userd \
+            --embedded[=DIR]` makes, whether that runs or not";
+    POSTGRES "--postgres": [Service] "=POSTGRES_BIN" "";
+    SEED "--seed": [Test] "=FILE" "begin with the users of FILE, as userd import reads it; CSV if it ends in .csv";
+    SET "--set": [Test] "=NAME=VALUE" "a setting of the service, which reads no variable; may be given several times";
+    HOST "--host": [Service Config Healthcheck Test] "=HOST" "";
+    PORT "--port": [Service Config Healthcheck Test] "=PORT" "";
+    UNTIL_SIGNAL "--until-signal": [Test] "" "without COMMAND: serve until a signal, not until standard input ends";
+    CONTROL "--control": [Test] "=NAME" "with --until-signal: path of the controls, of 16 characters at least \
+        (default: a secret one)";
+    MIGRATE "--migrate": [Service Check] "=on|off" "off: applies no migration, and refuses to start if one is missing \
+        (default on)";
+    ENV_FILE "--env-file": [Service] "=FILE" "take variables that the environment lacks from FILE, in the form of \
+        systemd's EnvironmentFile=";
+    FORMAT "--format": [Export Import] "=ndjson|csv" "a JSON object a line, or RFC 4180 with a header; the default is \
+        csv if FILE ends in .csv, else ndjson, or for an import what the users look like";
+    WITH_PASSWORD_HASHES "--with-password-hashes": [Export] "" "each user's hash, too, as passwordHash";
+    FOR_SPREADSHEETS "--for-spreadsheets": [Export] "" "CSV with an apostrophe before names and addresses that are \
+        formulas to a spreadsheet";
+    MAP "--map": [Import] "=FIELD=MEMBER,..." "which member or column is which field, as in email=emails.0.value; \
+        leave out others";
+    IGNORE_UNKNOWN "--ignore-unknown": [Import] "" "leave out members and columns that are no field of a user";
+    SKIP_INVALID "--skip-invalid": [Import] "" "leave out lines that are refused, and import the others";
+    SKIP_EXISTING "--skip-existing": [Import] "" "leave out users whose e-mail address is in the database";
+    DRY_RUN "--dry-run": [Import] "" "check everything, change nothing";
+    AS_IS "--as-is": [Import] "" "accept every name and address that the database can hold, not only what the create \
+        schema accepts";
+    CLEAR_PASSWORDS "--clear-passwords": [Import] "" "hash the passwords of the file, which are clear; else lines \
+        with a password are refused";
+    KEEP_IDS "--keep-ids": [Import] "" "give users the ids of their lines, not new ones";
+    COUNTS "--counts": [Check] "" "compare the counts behind pages with the table, too";
+}
 
 /// Returns the command with its subcommands.
 pub fn command() -> Command {
@@ -90,15 +130,15 @@ pub fn command() -> Command {
         .term_width(HELP_COLUMNS)
         .args_override_self(true)
         .args_conflicts_with_subcommands(true)
-        .args(options("userd"))
-        .mut_arg("--postgres", |arg| arg.requires("--embedded"))
-        .mut_arg("--env-file", |arg| arg.global(true))
-        .subcommands(VERBS.lines().map(verb))
-        .mut_subcommand(test::VERB, |test| {
+        .args(options(Verb::Service))
+        .mut_arg(POSTGRES.0, |arg| arg.requires(EMBEDDED.0))
+        .mut_arg(ENV_FILE.0, |arg| arg.global(true))
+        .subcommands(VERBS.iter().map(subcommand))
+        .mut_subcommand("test", |test| {
             let command = |arg: Arg| arg.last(true).num_args(1..).value_parser(OsStringValueParser::new());
-            test.mut_arg(OPERAND, command)
-                .mut_arg("--until-signal", |arg| arg.conflicts_with(OPERAND))
-                .mut_arg("--control", |arg| arg.requires("--until-signal").conflicts_with(OPERAND))
+            test.mut_arg(OPERAND.0, command)
+                .mut_arg(UNTIL_SIGNAL.0, |arg| arg.conflicts_with(OPERAND.0))
+                .mut_arg(CONTROL.0, |arg| arg.requires(UNTIL_SIGNAL.0).conflicts_with(OPERAND.0))
         })
 }
 
@@ -110,40 +150,40 @@ fn version() -> &'static str {
 }
 
 /// Returns the subcommand of a row.
-fn verb(row: &'static str) -> Command {
-    let (usage, about) = row.split_once(": ").expect("a row has its help");
-    let (name, operand) = usage.split_once(' ').unwrap_or((usage, ""));
-    let arg = Arg::new(OPERAND).required(!operand.starts_with('['));
+fn subcommand(&(verb, name, operand, about): &(Verb, &'static str, &'static str, &'static str)) -> Command {
+    let arg = Arg::new(OPERAND.0).required(!operand.starts_with('['));
     let arg = (!operand.is_empty()).then(|| with_value(arg, operand.trim_matches(['[', ']'])));
     Command::new(name)
         .about(about)
         .after_help("Settings are variables of the environment: `userd --help` lists them.")
         .args_override_self(true)
-        .args(options(name))
+        .args(options(verb))
         .args(arg)
 }
 
+/// Returns the subcommand of a name; the service if it is empty.
+pub fn verb(name: &str) -> Verb {
+    VERBS.iter().find(|row| row.1 == name).map_or(Verb::Service, |row| row.0)
+}
+
 /// Returns the options of a subcommand.
-fn options(verb: &str) -> impl Iterator<Item = Arg> {
-    OPTIONS.lines().filter_map(move |row| {
-        let (verbs, option) = row.split_once(": ")?;
-        verbs.split(' ').any(|name| name == verb).then(|| self::option(option))
-    })
+fn options(verb: Verb) -> impl Iterator<Item = Arg> {
+    let rows = OPTIONS.iter().filter(move |(_, verbs, ..)| verbs.contains(&verb));
+    rows.map(|&(option, _, value, help)| self::option(option.0, value, help))
 }
 
 /// Returns the option of a row. An empty value is refused.
-fn option(row: &'static str) -> Arg {
-    let (usage, help) = row.split_once(':').expect("a row has its help");
-    let (name, value) = usage.split_once(['=', '[']).unwrap_or((usage, ""));
-    let setting = SETTINGS.iter().find(|setting| setting.variable == value);
-    let help = setting.map_or(help.trim_start(), |setting| setting.help);
+fn option(name: &'static str, value: &'static str, help: &'static str) -> Arg {
+    let value_name = value.trim_matches(['[', '=', ']']);
+    let setting = SETTINGS.iter().find(|setting| setting.variable == value_name);
+    let help = setting.map_or(help, |setting| setting.help);
     let arg = Arg::new(name).long(&name[2..]).help(help);
     if value.is_empty() {
         return arg.action(ArgAction::SetTrue);
     }
-    let least = usize::from(!value.starts_with('='));
+    let least = usize::from(!value.starts_with('['));
     let arg = arg.action(ArgAction::Append).num_args(least..=1).require_equals(least == 0);
-    with_value(arg, value.trim_matches(['=', ']']))
+    with_value(arg, value_name)
 }
 
 /// Returns an argument with a value of this name: a path, or one of the words of `on|off`.

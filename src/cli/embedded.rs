@@ -1,7 +1,7 @@
 //! The private cluster of `--embedded`. The service starts its server; subcommands (export, import, migrate, …) join the
 //! server that runs, or start one.
 
-use super::{Failure, arguments::Args, environment, privileges, signals};
+use super::{Failure, arguments::Args, commands::Verb, environment, privileges, signals};
 use crate::private_postgres::{self, Cluster};
 use crate::{Config, Database};
 
@@ -21,7 +21,7 @@ pub fn open(args: &Args, config: &mut Config, make: bool) -> Result<Option<Clust
         signals::interruption().is_none()
     };
     // Some sessions beyond the pool's are for migrations and psql.
-    let opened = Cluster::open(&dir, config.db_pool_size + 10, !args.verb.is_empty(), go_on);
+    let opened = Cluster::open(&dir, config.db_pool_size + 10, args.verb != Verb::Service, go_on);
     signals::REMAINS.lock().server = opened.as_ref().ok().and_then(Cluster::pid);
     let cluster =
         opened.map_err(|error| signals::interruption().unwrap_or_else(|| Failure::runtime(error)))?;

@@ -1,7 +1,12 @@
 //! The process's environment as a configuration: the variables of the table, what libpq takes from its user, and sockets
 //! that a supervisor passes.
 
-use super::{Failure, arguments::Args, commands::VARIABLES, env_file};
+use super::{
+    Failure,
+    arguments::Args,
+    commands::{self, VARIABLES},
+    env_file,
+};
 use crate::config::{SETTINGS, near_miss};
 use crate::{Config, ConfigError, Database};
 use listenfd::ListenFd;
@@ -27,7 +32,7 @@ pub fn set_variables(args: &mut Args) -> Result<(), Failure> {
     let options = VARIABLES
         .into_iter()
         .filter_map(|(option, name)| Some((name.to_owned(), args.value(option)?.into(), "argument")));
-    let file = args.value("--env-file").map(env_file::read).transpose();
+    let file = args.value(commands::ENV_FILE).map(env_file::read).transpose();
     let file = file.map_err(|problem| Failure::usage(format!("--env-file: {problem}")))?;
     let file = file.into_iter().flatten().map(|(name, value)| (name, value, "--env-file"));
     for (name, text, place) in options.chain(file).collect::<Vec<_>>() {
@@ -46,7 +51,7 @@ pub fn config(args: &Args) -> Result<Config, ConfigError> {
     let user = crate::private_postgres::User::with_uid(nix::unistd::Uid::effective().as_raw());
     config.find_pooler = lookup(args)("DB_PREPARED").is_none();
     config.os_user = user.map(|user| user.name);
-    config.migrate = args.value("--migrate").is_none_or(|value| value == "on");
+    config.migrate = args.value(commands::MIGRATE).is_none_or(|value| value == "on");
     Ok(config)
 }
 
@@ -54,7 +59,7 @@ pub fn config(args: &Args) -> Result<Config, ConfigError> {
 pub fn lookup(args: &Args) -> impl Fn(&str) -> Option<OsString> + use<> {
     let variables = SETTINGS.iter().map(|setting| setting.variable);
     let of_database = variables.take_while(|name| *name != "DB_POOL_SIZE");
-    let ignored: Vec<_> = of_database.filter(|_| args.has("--embedded")).collect();
+    let ignored: Vec<_> = of_database.filter(|_| args.has(commands::EMBEDDED)).collect();
     move |name| value(name).filter(|_| !ignored.contains(&name))
 }
 

@@ -1,6 +1,6 @@
 //! `userd export`: all users to a file or to standard output.
 
-use super::{Failure, arguments::Args, embedded, output::Output, progress};
+use super::{Failure, arguments::Args, commands, embedded, output::Output, progress};
 use crate::transfer::{self, Export, Format, TransferError};
 use std::io;
 
@@ -9,9 +9,9 @@ const CLOSED_PIPE: u8 = 128 + 13;
 
 /// Returns the options that the arguments ask for.
 pub fn options(args: &Args) -> Export {
-    let for_spreadsheets = args.has("--for-spreadsheets");
+    let for_spreadsheets = args.has(commands::FOR_SPREADSHEETS);
     let format = if for_spreadsheets { Format::Csv } else { args.format().unwrap_or(Format::Ndjson) };
-    Export { format, with_password_hashes: args.has("--with-password-hashes"), for_spreadsheets }
+    Export { format, with_password_hashes: args.has(commands::WITH_PASSWORD_HASHES), for_spreadsheets }
 }
 
 /// Writes all users of the database, or of the private cluster if one is given, to a file or to standard output. Blocks

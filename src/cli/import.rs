@@ -1,7 +1,7 @@
 //! `userd import`: creates the users of a file or of standard input.
 
 use super::arguments::Args;
-use super::{Failure, embedded, log::with_priority, progress, signals};
+use super::{Failure, commands, embedded, log::with_priority, progress, signals};
 use crate::check;
 use crate::transfer::{self, Import, Imported, Mapping, Progress, TransferError, fields};
 use indicatif::HumanCount;
@@ -13,18 +13,18 @@ use std::{mem, path::Path};
 /// Imports the users of a file, or of standard input, and reports each line that is refused. A private cluster that is
 /// missing is made and migrated, except for a dry run. Blocks until that is done.
 pub fn import(args: &Args) -> Result<(), Failure> {
-    let map = args.value("--map").map(|map| mapping(&map.to_string_lossy())).transpose();
+    let map = args.value(commands::MAP).map(|map| mapping(&map.to_string_lossy())).transpose();
     let options = Import {
         format: args.format(),
         map: map.map_err(|problem| Failure::usage(format!("--map {problem}")))?,
-        ignore_unknown: args.has("--ignore-unknown"),
-        skip_invalid: args.has("--skip-invalid"),
-        skip_existing: args.has("--skip-existing"),
-        dry_run: args.has("--dry-run"),
-        as_is: args.has("--as-is"),
-        keep_ids: args.has("--keep-ids"),
-        clear_passwords: args.has("--clear-passwords"),
-        requires_ids: args.has("--keep-ids"),
+        ignore_unknown: args.has(commands::IGNORE_UNKNOWN),
+        skip_invalid: args.has(commands::SKIP_INVALID),
+        skip_existing: args.has(commands::SKIP_EXISTING),
+        dry_run: args.has(commands::DRY_RUN),
+        as_is: args.has(commands::AS_IS),
+        keep_ids: args.has(commands::KEEP_IDS),
+        clear_passwords: args.has(commands::CLEAR_PASSWORDS),
+        requires_ids: args.has(commands::KEEP_IDS),
     };
     let file = args.file();
     let opened = match file {

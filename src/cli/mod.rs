@@ -21,6 +21,7 @@ mod verbs;
 use crate::StartError;
 use ::log::Level;
 use arguments::Args;
+use commands::Verb;
 use std::io::{self, Write};
 use std::{env, process::ExitCode};
 
@@ -28,7 +29,7 @@ use std::{env, process::ExitCode};
 pub fn run() -> ExitCode {
     signals::reset();
     let done = Args::parse(env::args_os()).and_then(|args| args.map_or(Ok(()), execute));
-    let is_test = env::args_os().nth(1).is_some_and(|verb| verb == test::VERB);
+    let is_test = env::args_os().nth(1).is_some_and(|verb| verb == "test");
     let failure = done.err().unwrap_or_default();
     let Failure { code, line } = if is_test { test::failed(failure) } else { failure };
     report(&line);
@@ -52,29 +53,28 @@ fn report(line: &str) {
 
 /// Executes the subcommand.
 fn execute(mut args: Args) -> Result<(), Failure> {
-    if args.verb == test::VERB {
-        return test::test(&args);
+    if args.verb != Verb::Test {
+        // The process has one thread so far.
+        environment::set_variables(&mut args)?;
     }
-    // The process has one thread so far.
-    environment::set_variables(&mut args)?;
     let args = &args;
-    let interrupted = match args.verb.as_str() {
-        "" => return serve::serve(args),
-        "import" => "interrupted; nothing was imported",
-        _ => "",
-    };
-    signals::on_signals(move |signal| signals::exit(128 + signal, interrupted))?;
-    match args.verb.as_str() {
-        "export" => export::export(args),
-        "import" => import::import(args),
-        "migrate" => verbs::migrate(args),
-        "check" => verbs::check(args),
-        "recount" => verbs::recount(args),
-        "grants" => verbs::grants(args),
-        "config" => verbs::config(args),
-        "healthcheck" => healthcheck::healthcheck(args),
-        "man" => manual::man(),
-        _ => manual::completion(args),
+    if ![Verb::Service, Verb::Test].contains(&args.verb) {
+        let interrupted = if args.verb == Verb::Import { "interrupted; nothing was imported" } else { "" };
+        signals::on_signals(move |signal| signals::exit(128 + signal, interrupted))?;
+    }
+    match args.verb {
+        Verb::Service => serve::serve(args),
+        Verb::Export => export::export(args),
+        Verb::Import => import::import(args),
+        Verb::Migrate => verbs::migrate(args),
+        Verb::Check => verbs::check(args),
+        Verb::Recount => verbs::recount(args),
+        Verb::Grants => verbs::grants(args),
+        Verb::Test => test::test(args),
+        Verb::Config => verbs::config(args),
+        Verb::Healthcheck => healthcheck::healthcheck(args),
+        Verb::Man => manual::man(),
+        Verb::Completion => manual::completion(args),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Runs the service from its start to the end of the process. The address is bound before a database is started, so
 //! that a port that is taken is told at once.
 
-use super::{Failure, arguments::Args, embedded, environment, log::log_to_stderr, signals};
+use super::{Failure, arguments::Args, commands, embedded, environment, log::log_to_stderr, signals};
 use crate::{BoundServer, server};
 use std::io::{self, Write};
 use std::{os::unix::net::UnixDatagram, sync::atomic::Ordering::SeqCst};
@@ -17,7 +17,7 @@ pub fn serve(args: &Args) -> Result<(), Failure> {
     for line in environment::warnings(args, &config) {
         log::warn!("{line}");
     }
-    let is_embedded = args.has("--embedded");
+    let is_embedded = args.has(commands::EMBEDDED);
     // A signal does not interrupt the making of a cluster, and has PostgreSQL stop if it is starting.
     signals::HAS_WORK.store(is_embedded, SeqCst);
     signals::end_service()?;

@@ -2,7 +2,7 @@
 
 use super::arguments::{Args, format_of};
 use super::log::{log_to, log_to_stderr};
-use super::{Failure, environment, import::unreadable, signals};
+use super::{Failure, commands, environment, import::unreadable, signals};
 use crate::testing::{self, Services, check_setting};
 use crate::transfer::Format;
 use nix::errno::Errno;
@@ -22,9 +22,6 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::atomic::Ordering::SeqCst;
 use std::{fs, mem, path::Path, thread};
-
-/// Name of the subcommand.
-pub const VERB: &str = "test";
 
 /// Exit code of a failure that is not COMMAND's.
 const FAILED: u8 = 125;
@@ -47,7 +44,7 @@ static KEPT: Mutex<Vec<u8>> = Mutex::new(Vec::new());
 /// Runs COMMAND to its end, or serves until the parent, standard input or a signal ends the process.
 pub fn test(args: &Args) -> Result<(), Failure> {
     let command = args.command();
-    let until_signal = args.has("--until-signal");
+    let until_signal = args.has(commands::UNTIL_SIGNAL);
     let (name, settings) = (name(args)?, settings(args)?);
     environment::replace(settings.clone());
     if command.is_empty() {
@@ -67,7 +64,7 @@ pub fn test(args: &Args) -> Result<(), Failure> {
         log_to(keep)?;
     }
     let config = testing::config(|name| settings.get(name).cloned()).map_err(Failure::usage)?;
-    let file = args.value("--seed").map(read).transpose()?;
+    let file = args.value(commands::SEED).map(read).transpose()?;
     let users = file.as_ref().map(|(users, format)| (users.as_slice(), *format));
     let services = Services::start(&config, users, name).map_err(Failure::runtime)?;
     let urls = VARIABLES.into_iter().zip(services.urls());
@@ -92,7 +89,7 @@ pub fn failed(Failure { code, line }: Failure) -> Failure {
 
 /// Returns the path of `--control`.
 fn name(args: &Args) -> Result<Option<String>, Failure> {
-    let Some(name) = args.value("--control").map(Path::to_string_lossy) else { return Ok(None) };
+    let Some(name) = args.value(commands::CONTROL).map(Path::to_string_lossy) else { return Ok(None) };
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     if name.len() < LEAST_NAME || !name.bytes().all(is_allowed) {
         let problem = "--control: a name has 16 characters at least, of A-Z, a-z, 0-9 and -._~";
@@ -104,20 +101,20 @@ fn name(args: &Args) -> Result<Option<String>, Failure> {
 /// Returns the settings that options give.
 fn settings(args: &Args) -> Result<BTreeMap<String, OsString>, Failure> {
     let mut settings: BTreeMap<String, OsString> = BTreeMap::from([("LOG_LEVEL".to_owned(), "warn".into())]);
-    for pair in args.occurrences("--set").flatten() {
+    for pair in args.occurrences(commands::SET).flatten() {
         let pair = pair.to_string_lossy();
         let (name, value) =
             pair.split_once('=').ok_or_else(|| Failure::usage("--set: it has the form NAME=VALUE"))?;
         check_setting(name, true).map_err(|problem| Failure::usage(format!("--set: {problem}")))?;
         settings.insert(name.to_owned(), value.into());
     }
-    for (option, name) in [("--host", "HOST"), ("--port", "PORT")] {
+    for (option, name) in commands::VARIABLES {
         settings.extend(args.value(option).map(|value| (name.to_owned(), value.into())));
     }
     if settings.get("HOST").is_some_and(|host| host.as_encoded_bytes().starts_with(b"unix:")) {
         return Err(Failure::usage("HOST: a service of a test listens on a TCP port"));
     }
-    if args.has("--env-file") {
+    if args.has(commands::ENV_FILE) {
         return Err(Failure::usage(
             "--env-file has no effect on a service of a test: --set gives it a setting",
         ));

@@ -1,6 +1,6 @@
 //! `userd migrate`, `check`, `recount`, `grants` and `config`, for operators.
 
-use super::{Failure, arguments::Args, embedded, environment, print};
+use super::{Failure, arguments::Args, commands, embedded, environment, print};
 use crate::check::{self, Finding, Weight};
 use crate::{Database, Secret, config::InForce, server};
 
@@ -37,7 +37,7 @@ pub fn check(args: &Args) -> Result<(), Failure> {
             let limits = server::check_system(&config).err();
             findings.extend(limits.map(|error| finding(Weight::Problem, "system", error.to_string())));
             match embedded::open(args, &mut config, false) {
-                Ok(_cluster) => findings.extend(check::check(&config, args.has("--counts"))),
+                Ok(_cluster) => findings.extend(check::check(&config, args.has(commands::COUNTS))),
                 Err(Failure { line, .. }) => findings.push(finding(Weight::Problem, "database", line)),
             }
         }
@@ -56,7 +56,7 @@ pub fn check(args: &Args) -> Result<(), Failure> {
 /// Prints the table of the settings in force. Starts nothing.
 pub fn config(args: &Args) -> Result<(), Failure> {
     let mut config = environment::config(args).map_err(Failure::usage)?;
-    if args.has("--embedded") {
+    if args.has(commands::EMBEDDED) {
         config.database = Database::Url(Secret::default());
     }
     let rows = config.in_force(environment::lookup(args));
