@@ -115,7 +115,8 @@ fn problem(mut error: Error, arguments: &[OsString]) -> String {
     };
     let named = [ContextKind::InvalidSubcommand, ContextKind::InvalidArg].map(|kind| error.get(kind));
     let named = named.map(|argument| argument.map(ToString::to_string));
-    let mut behind = arguments.windows(2).filter(|pair| pair[0] == "--embedded").map(|pair| &pair[1]);
+    let mut behind =
+        arguments.windows(2).filter(|pair| pair[0] == commands::EMBEDDED.id()).map(|pair| &pair[1]);
     let is_stray =
         |argument: &str| !argument.starts_with('-') && named.iter().flatten().any(|named| named == argument);
     if behind.any(|next| next.to_str().is_some_and(is_stray) && command().find_subcommand(next).is_none()) {
