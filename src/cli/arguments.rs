@@ -184,7 +184,7 @@ mod tests {
             ("--embedded /srv/data --port=0", "a directory stands behind '=': --embedded=DIR"),
             ("check --embedded ../data", "a directory stands behind '=': --embedded=DIR"),
             ("--embedded data", "a directory stands behind '=': --embedded=DIR"),
-            ("--embedded --seed=./data", "the following required arguments were not provided"),
+            ("--embedded --seed=./data", "unexpected argument '…' found"),
             ("--embedded export", "the subcommand 'export' cannot be used with"),
         ] {
             let problem = parse(line).err().unwrap_or_else(|| panic!("{line}"));

@@ -25,7 +25,7 @@ pub fn open(args: &Args, config: &mut Config, make: bool) -> Result<Option<Clust
     signals::REMAINS.lock().server = opened.as_ref().ok().and_then(Cluster::pid);
     let cluster =
         opened.map_err(|error| signals::interruption().unwrap_or_else(|| Failure::runtime(error)))?;
-    if args.verb != "export" {
+    if args.verb != Verb::Export {
         privileges::give_up(&cluster.account).map_err(Failure::runtime)?;
     }
     config.database = Database::Url(cluster.connection_string("postgres").into());
