@@ -1,7 +1,7 @@
 """States, requests, failures and time on command: pytest test_faults.py, where userd is installed."""
 import json
 import pytest
-from urllib.error import HTTPError
+from time import monotonic
 from urllib.request import Request, urlopen
 
 def create(server, name, **fields):
@@ -25,18 +25,11 @@ def test_requests(userd_server):
     [request] = userd_server.requests("POST", "/users")
     assert request["headers"]["authorization"] == "***" and request["body"]["name"] == "ada"
 
-def test_fail_by_chance(userd_server):
-    userd_server.chance(1)
-    userd_server.fail("503", "POST", "/users", "50%")
-    failed = 0
-    for n in range(10):
-        try:
-            create(userd_server, f"user{n}")
-        except HTTPError as error:
-            failed += error.code == 503
-    assert 0 < failed < 10
-    userd_server.fail_none()
+def test_slow(userd_server):
+    userd_server.fail("slow", "POST", "/users", seconds=0.1)
+    start = monotonic()
     create(userd_server, "ada")
+    assert monotonic() - start >= 0.1
 
 def test_several_users_by_id(userd_server):
     for name in ["ada", "grace", "alan"]:

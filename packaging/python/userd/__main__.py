@@ -3,7 +3,7 @@
 import os
 import sys
 
-from . import command, programs
+from . import command, environment
 
-path = command()
-os.execv(path, [path, *sys.argv[1:], *programs(sys.argv[1:], dict(os.environ))])
+given = dict(os.environ)
+os.execve(command(), ["userd", *sys.argv[1:]], environment(given) if sys.argv[1:2] == ["test"] else given)
