@@ -1,20 +1,21 @@
 #!/usr/bin/env node
-// npx userd: the command, with PostgreSQL's programs of a package where nothing is kept. It ends when this process does.
+// npx userd: the command; `npx userd test` with PostgreSQL's programs of a package. It ends when this process does.
 
-import { spawn } from "node:child_process";
-import { additions, command } from "./programs.js";
+const { spawn } = require("node:child_process");
+const { command, withPostgres } = require("./programs.js");
 
 const given = process.argv.slice(2);
-const added = additions(given, process.env);
-const serves = given.length === 0 || given[0].startsWith("--") && !["--help", "--version"].includes(given[0]);
-const tied = given.some((argument) => argument.startsWith("--with-parent"));
-const parent = serves && !tied ? [`--with-parent=${process.pid}`] : [];
-const child = spawn(command(), [...given, ...added.arguments, ...parent], {
-  stdio: "inherit",
-  env: { ...process.env, ...added.environment },
-});
-// A terminal sends SIGINT to both: a signal that comes twice is one.
-for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) process.on(signal, () => child.kill(signal));
+const tests = given[0] === "test";
+const env = tests ? withPostgres(process.env) : process.env;
+// The command beside the service has the environment of this process.
+const added = ["POSTGRES_BIN", "LD_LIBRARY_PATH"].filter((name) => env[name] !== process.env[name]);
+const kept = added.filter((name) => name in process.env).map((name) => `${name}=${process.env[name]}`);
+const restored = [...added.flatMap((name) => ["-u", name]), ...kept];
+if (added.length > 0 && given.includes("--")) given.splice(given.indexOf("--") + 1, 0, "env", ...restored);
+const child = spawn(command(), given, { stdio: "inherit", env });
+// A terminal sends SIGINT to both. A service takes two for one, a command of a test does not.
+const passed = tests && process.stderr.isTTY ? ["SIGTERM"] : ["SIGINT", "SIGTERM", "SIGHUP"];
+for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) process.on(signal, () => passed.includes(signal) && child.kill(signal));
 // The shell that npm starts this from ends with npm, and passes no signal on.
 const shell = process.ppid;
 const stop = () => process.ppid !== shell && child.kill("SIGTERM");

@@ -1,8 +1,12 @@
-/** A running service on a fresh database, which goes with it. */
+/** A running service on a database of its own, which goes with it. */
 export interface Userd extends AsyncDisposable {
   /** Its address, as in `http://127.0.0.1:41234`. */
   readonly url: string;
-  /** Removes all users, idempotency keys, counts of wrong passwords, faults and requests; a seed is back. */
+  /** The address of its controls. */
+  readonly control: string;
+  /** The address of its database. */
+  readonly databaseUrl: string;
+  /** Brings the users of the start back, without idempotency keys, counts of wrong passwords, faults and requests. */
   reset(): Promise<void>;
   /** Saves users, passwords, idempotency keys and the next id as the state of a name: 1 to 40 of a-z, 0-9 and _. */
   save(name: string): Promise<void>;
@@ -10,31 +14,22 @@ export interface Userd extends AsyncDisposable {
   restore(name: string): Promise<void>;
   /**
    * The requests since the start or the last reset, in the order in which they came, as far as 8 MiB hold them; of this
-   * method and path (without a query) alone, if they are given.
+   * method and path or target alone, if they are given.
    */
   requests(method?: string, path?: string): Promise<Received[]>;
-  /**
-   * Has the next requests with this method and path fail, once or so many times: "answer-lost", "refused", "503",
-   * "slow SECONDS" or "cut BYTES". The end of the service fails where some are left. With "10%" for `times`, each fails
-   * with this chance.
-   */
-  fail(fault: string, method: string, path: string, times?: number | `${number}%`): Promise<void>;
-  /** Has choices by chance begin anew, as they were with this seed before. `explain()` tells the seed. */
-  chance(seed: number): Promise<void>;
-  /** Forgets the faults that are left, and those by chance. */
+  /** Has the next requests with this method and path fail. The end of the service fails if some are left. */
+  fail(fault: "answer-lost" | "refused" | "503", method: string, path: string, more?: { times?: number }): Promise<void>;
+  fail(fault: "slow", method: string, path: string, more: { seconds: number; times?: number }): Promise<void>;
+  fail(fault: "cut", method: string, path: string, more: { bytes: number; times?: number }): Promise<void>;
+  /** Forgets the faults that are left. */
   failNone(): Promise<void>;
   /** How many requests are yet to fail. */
   faultsLeft(): Promise<number>;
   /** Lets time pass for idempotency keys and for counts of wrong passwords. */
   advance(seconds: number): Promise<void>;
-  /** Ends it, as `await using` does. Fails where it did not end well; a second call does nothing. */
+  /** Ends it, as `await using` does. Fails if faults are left; a second call does nothing. */
   stop(): Promise<void>;
-  /** What it has logged so far. */
-  log(): string;
-  /**
-   * For the report of a test that failed: the service, its programs, settings without secrets, request ids, end of the log;
-   * after `stop()` the last ten requests, too.
-   */
+  /** After `stop()`, for the report of a test that failed: the last ten requests, and the end of the log. */
   explain(): string;
 }
 
@@ -57,8 +52,8 @@ export interface TestContext {
 }
 
 export interface Options {
-  /** A file of users to begin with, JSON lines or CSV as `userd import` reads them. */
-  seed?: string | URL;
+  /** Users to begin with, as `userd import` reads them, but with `password` in clear. */
+  users?: Record<string, unknown>[];
   /** The context of a test of `node:test`: the service ends with the test, and explains its failure. */
   test?: TestContext;
   /** The path of the command, instead of the package's. */
@@ -66,10 +61,11 @@ export interface Options {
 }
 
 /**
- * Starts a service on a free port. `settings` are variables of `userd --help`, such as `{ SCHEMA: "strict" }`; of the
- * environment only `POSTGRES_BIN` has an effect. The service ends with this process, however that ends.
+ * Starts a service on a free port, by the controls that `USERD_CONTROL` names; without it, this process starts one
+ * `userd test` at the first call. `settings` are those of `userd --help`, such as `{ SCHEMA: "strict" }`; the environment
+ * sets none. The service ends with this process at the latest.
  */
-export function startUserd(settings?: Record<string, string>, options?: Options): Promise<Userd>;
+export function startUserd(settings?: Record<string, string | number | boolean>, options?: Options): Promise<Userd>;
 
-/** The path of the command. */
+/** Returns the path of the command. */
 export function command(): string;

