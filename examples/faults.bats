@@ -1,52 +1,55 @@
-# States, requests, failures and time on command: bats faults.bats, beside userd.bash.
-load userd
-setup() { userd_start; }
-teardown() { userd_stop; }
+# States, requests, failures and time on command: userd test -- bats faults.bats. Each test has a service of its own, so that
+# `bats --jobs 4` runs them side by side.
+control() { curl -fsS --noproxy '*' "$@"; }
 
-create() { curl -s "$userd_url/users" -d "{\"name\":\"$1\",\"email\":\"$1@example.com\"}" "${@:2}" | jq -r .id; }
+setup() {
+    service=$(control "$USERD_CONTROL/services" -d '{"settings":{"MAX_PER_PAGE":7}}')
+    url=$(jq -r .url <<<"$service") control=$(jq -r .control <<<"$service")
+}
+
+teardown() {
+    [ "$(control "$control/faults")" = '{"left":0}' ]
+    # bats prints it if the test fails.
+    control "$control/requests" | jq -c '.requests[-10:][]'
+    control -X DELETE "$control"
+}
+
+create() {
+    curl -s --noproxy '*' "$url/users" -d "{\"name\":\"$1\",\"email\":\"$1@example.com\"}" "${@:2}" | jq -r .id
+}
+
+@test "settings" {
+    [ "$(curl -s --noproxy '*' "$url/users" | jq .perPage)" = 7 ]
+}
 
 @test "reset" {
     create ada
-    userd_reset
+    control -X POST "$control/reset"
     [ "$(create ada)" = 1 ]
 }
 
 @test "save and restore" {
     create ada
-    userd_save one_user
+    control -X PUT "$control/states/one_user"
     create grace
-    userd_restore one_user
+    control -X POST "$control/states/one_user"
     [ "$(create alan)" = 2 ]
 }
 
 @test "requests" {
     create ada -H 'Authorization: Bearer secret'
-    [ "$(userd_requests POST /users | jq -r .body.name)" = ada ]
-    [ "$(userd_requests | jq -r .headers.authorization)" = "***" ]
-}
-
-@test "fail by chance" {
-    userd_chance 1
-    userd_fail 503 POST /users 50%
-    for n in 1 2 3 4 5 6 7 8 9 10; do create "user$n"; done
-    userd_fail none
-    [ "$(create ada)" -gt 1 ]
-    [ "$(curl -s "$userd_url/users" | jq .total)" -lt 11 ]
-}
-
-@test "several users by id" {
-    create ada && create grace && create alan
-    [ "$(curl -s "$userd_url/users?id=3&id=1&id=9" | jq -c '[.data[].name]')" = '["ada","alan"]' ]
+    run control "$control/requests?method=POST&path=/users"
+    [ "$(jq -r '.requests[] | .body.name + .headers.authorization' <<<"$output")" = 'ada***' ]
 }
 
 @test "fail" {
-    userd_fail answer-lost POST /users
+    control "$control/faults" -d '{"fault":"answer-lost","method":"POST","path":"/users"}'
     [ -z "$(create ada -H 'Idempotency-Key: a-key')" ]
     [ "$(create ada -H 'Idempotency-Key: a-key')" = 1 ]
 }
 
 @test "advance" {
     create ada -H 'Idempotency-Key: a-key'
-    userd_advance 86400
+    control "$control/time" -d '{"advance":86400}'
     [ "$(create grace -H 'Idempotency-Key: a-key')" = 2 ]
 }

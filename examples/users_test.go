@@ -1,56 +1,23 @@
-// A test with Go's standard library: go test users_test.go. USERD names the program.
+// A test with Go's standard library: userd test -- go test users_test.go
 package users
 
 import (
-	"bufio"
 	"encoding/json"
 	"net/http"
 	"os"
-	"os/exec"
-	"strconv"
 	"strings"
 	"testing"
 )
 
-// startUserd starts a service on a fresh database, which goes with the test, or with this process, however it ends.
-func startUserd(t *testing.T, settings ...string) string {
+// startUserd starts a service on a database of its own, which goes with the test. The order names settings and users.
+func startUserd(t *testing.T, order string) string {
 	t.Helper()
-	program := os.Getenv("USERD")
-	if program == "" {
-		program = "userd"
+	var service struct{ URL, Control string }
+	if status := ask(t, "POST", os.Getenv("USERD_CONTROL")+"/services", order, &service); status != 201 {
+		t.Fatal(status)
 	}
-	command := exec.Command(program, "--embedded", "--ephemeral", "--port=0", "--with-parent",
-		"--with-parent="+strconv.Itoa(os.Getpid()))
-	// No variable of the environment that it might take for a setting: HOST, for one, which conda sets.
-	command.Env = append([]string{"PATH=" + os.Getenv("PATH"), "POSTGRES_BIN=" + os.Getenv("POSTGRES_BIN")}, settings...)
-	var log strings.Builder
-	command.Stderr = &log
-	input, err := command.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	output, err := command.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := command.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		input.Close()
-		if err := command.Wait(); err != nil {
-			t.Error(err)
-		}
-		if t.Failed() {
-			t.Log(log.String())
-		}
-	})
-	line, _ := bufio.NewReader(output).ReadString('\n')
-	url := strings.TrimPrefix(strings.TrimSpace(line), "listening on ")
-	if !strings.HasPrefix(url, "http") {
-		t.Fatal("userd did not start")
-	}
-	return url
+	t.Cleanup(func() { ask(t, "DELETE", service.Control, "", nil) })
+	return service.URL
 }
 
 type user struct {
@@ -78,7 +45,7 @@ func ask(t *testing.T, method, url, body string, into any) int {
 
 func TestALife(t *testing.T) {
 	t.Parallel()
-	url := startUserd(t)
+	url := startUserd(t, `{}`)
 	var created, read user
 	ada := `{"name":"Ada Lovelace","email":"ada@example.com"}`
 	if status := ask(t, "POST", url+"/users", ada, &created); status != 201 || created.Name != "Ada Lovelace" {
@@ -103,7 +70,7 @@ func TestALife(t *testing.T) {
 
 func TestSettings(t *testing.T) {
 	t.Parallel()
-	url := startUserd(t, "SCHEMA=strict")
+	url := startUserd(t, `{"settings":{"SCHEMA":"strict"}}`)
 	if status := ask(t, "POST", url+"/users", `{"name":"Ada","email":"ada@example.com"}`, nil); status != 400 {
 		t.Fatal(status)
 	}

@@ -116,13 +116,13 @@ def main(userd, node):
         with tempfile.TemporaryFile("w+") as log, socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
             free.close()
-            given = {"TRUSTED_PROXIES": "127.0.0.1"} | {f"API_{name}": f"a-secret-{name}" for name in RIGHTS}
+            given = {"TRUSTED_PROXIES": "127.0.0.1", "LOG_LEVEL": "info"} | {f"API_{name}": f"a-secret-{name}" for name in RIGHTS}
             service_log = tempfile.TemporaryFile("w+")
             service = subprocess.Popen(
-                [userd, "--embedded", "--ephemeral", "--port=0", "--with-parent"],
-                env={**base, **given}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=service_log, text=True,
+                [userd, "test", *(f"--set={name}={value}" for name, value in given.items())],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=service_log, text=True,
             )
-            url = service.stdout.readline().split()[-1]
+            url = service.stdout.readline().strip().partition("=")[2]
             application = subprocess.Popen(
                 command + ([str(port)] if name == "Flask" else []),
                 env={**base, "USERD_URL": url, "PORT": str(port)} | {f"USERD_{name}": f"a-secret-{name}" for name in RIGHTS},

@@ -255,7 +255,6 @@ mod tests {
             "--migrate",
             "--migrate=maybe",
             "--format csv",
-            "--ephemeral",
             "test pytest",
             "test --until-signal -- true",
             "test --control=0123456789abcdef",
