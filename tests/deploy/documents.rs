@@ -1,11 +1,11 @@
 //! The documents: where a person finds what, links that lead somewhere, the table of settings, and the lines of docs/curl.md
-//! and docs/import.md, which print what these say.
+//! and docs/import.md, which print what these say, and those of the README and docs/testing.md for tests in any language.
 
 use crate::support::{Database, PASSWORD, Service, TOKEN, TempDir, blocks, masked, shell};
 use postgres::SimpleQueryMessage;
 use std::{
     collections::BTreeSet,
-    fs,
+    env, fs,
     os::unix::fs::PermissionsExt,
     path::Path,
     process::{Command, Stdio},
@@ -136,6 +136,30 @@ fn the_lines_print_what_it_says() {
         assert_eq!(masked(found), masked(expected), "{lines}\n{said}");
     }
     assert_eq!(said, "");
+}
+
+/// The tests in a shell, Python, Node and Rust, each in a directory that has nothing else.
+#[test]
+fn the_tests_in_any_language_run_as_pasted() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let node = Command::new(root.join(".ci/npm/node")).output().expect("a shell").stdout;
+    let node = Path::new(str::from_utf8(&node).expect("UTF-8").trim()).parent().expect("Node 20 or newer");
+    let kept = ["HOME", "CARGO_HOME", "RUSTUP_HOME", "POSTGRES_BIN"];
+    let variables: Vec<(&str, String)> =
+        kept.into_iter().filter_map(|name| Some((name, env::var(name).ok()?))).collect();
+    let pages =
+        [(README, "\n## In your tests\n"), (include_str!("../../docs/testing.md"), "# In your tests\n")];
+    for (page, heading) in pages {
+        let blocks = blocks(page, heading);
+        assert_eq!(blocks.len(), 4, "{blocks:?}");
+        for lines in blocks {
+            let dir = TempDir::new();
+            let lines = format!("PATH=$PATH:{}\n{lines}", node.display());
+            let (code, stdout, stderr) = shell(dir.path(), &lines, &variables);
+            assert_eq!(code, 0, "{lines}\n{stdout}{stderr}");
+            assert!(lines.contains("\nuserd test -- "), "{lines}");
+        }
+    }
 }
 
 /// The blocks of SQL beside the API, and the README's table with fields of one's own: its rows go with their users.
