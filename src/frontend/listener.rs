@@ -97,14 +97,9 @@ impl Listener {
     pub(super) fn accept(&mut self) -> io::Result<(Socket, Option<IpAddr>)> {
         // A flood at one socket does not keep the clients of another one waiting.
         self.sockets.rotate_left(1);
-        let mut accepted = Err(ErrorKind::WouldBlock.into());
-        for socket in &self.sockets {
-            accepted = socket.accept();
-            if !matches!(&accepted, Err(error) if error.kind() == ErrorKind::WouldBlock) {
-                break;
-            }
-        }
-        let (socket, address) = accepted?;
+        let is_waiting = |accepted: &io::Result<_>| !matches!(accepted, Err(error) if error.kind() == ErrorKind::WouldBlock);
+        let accepted = self.sockets.iter().map(Socket::accept).find(is_waiting);
+        let (socket, address) = accepted.unwrap_or_else(|| Err(ErrorKind::WouldBlock.into()))?;
         socket.set_nonblocking(true)?;
         Ok((socket, address.as_socket().map(|address| address.ip())))
     }
