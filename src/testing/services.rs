@@ -146,16 +146,15 @@ impl Services {
         self.find(0).expect("no control ends it").control.last_lines()
     }
 
-    fn insert(&self, running: Running) -> u32 {
-        let number = self.count.fetch_add(1, SeqCst);
-        self.running.lock().insert(number, Arc::new(running));
-        number
+    fn insert(&self, running: Running) -> (u32, Arc<Running>) {
+        let (number, running) = (self.count.fetch_add(1, SeqCst), Arc::new(running));
+        self.running.lock().insert(number, running.clone());
+        (number, running)
     }
 
-    /// Ends a service. Blocks until it has stopped.
+    /// Ends a service. Blocks until it has stopped, and locks nothing meanwhile.
     fn end(&self, number: u32) {
-        let ended = self.running.lock().remove(&number);
-        drop(ended);
+        let _ended = self.running.lock().remove(&number);
     }
 
     fn find(&self, number: u32) -> Option<Arc<Running>> {
@@ -229,9 +228,7 @@ impl Services {
         }
         let users = (!order.users.is_empty()).then(|| Value::from(order.users).to_string());
         let users = users.as_ref().map(|users| (users.as_bytes(), Format::Ndjson));
-        let running = begin(bound, &config, users, None, deadline)?;
-        let number = self.insert(running);
-        let running = self.find(number).expect("it was just inserted");
+        let (number, running) = self.insert(begin(bound, &config, users, None, deadline)?);
         let answer = Response::json(201, &self.describe(number, &running, Some(request)));
         Ok((number, answer))
     }
