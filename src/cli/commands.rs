@@ -42,8 +42,8 @@ verbs! {
     Import "import" "[FILE]": "create the users of FILE, or of standard input: all of them, or none if a line is \
         refused";
     Migrate "migrate" "": "apply the migrations that the database lacks, and end";
-    Check "check" "": "say if userd could start, or what is wrong with settings and database; changes nothing; exit \
-        code 0 or 1";
+    Check "check" "": "say if userd could start and serve, or what is wrong with settings and database; tries changes and \
+        rolls them back; exit code 0 or 1";
     Recount "recount" "": "count all users anew, if triggers were disabled and totals are wrong; writers wait \
         meanwhile";
     Grants "grants" "ROLE": "print the GRANT statements that ROLE needs to run the service on tables that another \
@@ -117,6 +117,9 @@ options! {
         with a password are refused";
     KEEP_IDS "--keep-ids": [Import] "" "give users the ids of their lines, not new ones";
     COUNTS "--counts": [Check] "" "compare the counts behind pages with the table, too";
+    READ_ONLY "--read-only": [Check] "" "try no change, not even one that is rolled back";
+    FIRE_TRIGGERS "--fire-triggers": [Check] "" "try changes also if they fire another program's triggers, whose mails no \
+        rollback takes back";
 }
 
 /// Returns the command with its subcommands.

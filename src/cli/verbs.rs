@@ -1,7 +1,7 @@
 //! `userd migrate`, `check`, `recount`, `grants` and `config`, for operators.
 
 use super::{Failure, arguments::Args, commands, embedded, environment, print};
-use crate::check::{self, Finding, Weight};
+use crate::check::{self, Changes, Finding, Options, Weight};
 use crate::{Database, Secret, config::InForce, server};
 
 /// Applies the migrations that are missing, also in a schema other than that of the users, and says so. Blocks as a start does.
@@ -29,6 +29,12 @@ pub fn grants(args: &Args) -> Result<(), Failure> {
 /// Prints one line for each finding. The exit code is 1 if one of them is a problem.
 pub fn check(args: &Args) -> Result<(), Failure> {
     let mut findings = Vec::new();
+    let changes = match (args.has(commands::READ_ONLY), args.has(commands::FIRE_TRIGGERS)) {
+        (true, _) => Changes::None,
+        (_, true) => Changes::WithTriggers,
+        _ => Changes::Usual,
+    };
+    let options = Options { counts: args.has(commands::COUNTS), changes };
     let finding = |weight, subject, line| Finding { weight, subject, line };
     match environment::config(args) {
         Ok(mut config) => {
@@ -37,7 +43,7 @@ pub fn check(args: &Args) -> Result<(), Failure> {
             let limits = server::check_system(&config).err();
             findings.extend(limits.map(|error| finding(Weight::Problem, "system", error.to_string())));
             match embedded::open(args, &mut config, false) {
-                Ok(_cluster) => findings.extend(check::check(&config, args.has(commands::COUNTS))),
+                Ok(_cluster) => findings.extend(check::check(&config, options)),
                 Err(Failure { line, .. }) => findings.push(finding(Weight::Problem, "database", line)),
             }
         }

@@ -99,6 +99,32 @@ impl Migrations {
         self.0.iter().fold(0, |digest: u64, migration| digest.rotate_left(1) ^ migration.checksum())
     }
 
+    /// Returns the statement that makes a function (`name()`), a trigger or an index, in one line without comments.
+    #[cfg(feature = "command")]
+    pub fn making(&self, name: &str) -> Option<String> {
+        let end = if name.ends_with("()") { " $$;" } else { ";" };
+        let begins =
+            ["function", "trigger", "index", "unique index"].map(|kind| format!("create {kind} {name} "));
+        let all = self.0.iter().filter_map(Migration::sql);
+        let statement = |sql: &str| {
+            let at = begins.iter().find_map(|begin| sql.find(begin))?;
+            let length = sql[at..].find(end)? + end.len() - 1;
+            let lines = sql[at..at + length].lines().map(str::trim).filter(|line| !line.starts_with("--"));
+            Some(lines.collect::<Vec<_>>().join(" "))
+        };
+        all.into_iter().find_map(statement)
+    }
+
+    /// Returns the default of a column.
+    #[cfg(feature = "command")]
+    pub fn default_of(&self, column: &str) -> Option<&str> {
+        let column = format!("{column} ");
+        let mut lines = self.0.iter().filter_map(Migration::sql).flat_map(str::lines).map(str::trim);
+        lines.find_map(|line| {
+            Some(line.strip_prefix(&column)?.split_once(" default ")?.1.trim_end_matches(','))
+        })
+    }
+
     /// Asks for the rows that [`Migrations::judge`] takes. $1: names of tables. The fourth column is true if the server takes no changes, the
     /// fifth if a table is missing. The last two only have to exist, as refinery writes them.
     const ASK: &str = "select version::bigint, checksum::text, \

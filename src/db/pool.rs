@@ -47,7 +47,8 @@ impl Pool {
         let statement_timeout = servers.statement_timeout();
         let figures = Arc::<Figures>::default();
         let log = LogConnectError { pool: Arc::downgrade(&figures), last: Mutex::default() };
-        let manager = Manager { servers: servers.clone(), set_up: settings::statements(statement_timeout) };
+        let manager =
+            Manager { servers: servers.clone(), set_up: settings::statements("set", statement_timeout) };
         // r2d2's default of three threads is for pools that reconnect in bulk.
         let threads = ScheduledThreadPool::builder()
             .num_threads(1)

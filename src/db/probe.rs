@@ -26,7 +26,7 @@ const CLEANING: Duration = Duration::from_secs(60);
 const SILENCE: Duration = Duration::from_millis(2500);
 
 /// Removes keys that have expired, but no row that another session is removing.
-const REMOVE_EXPIRED: &str = "
+pub const REMOVE_EXPIRED: &str = "
     delete from idempotency_keys where key = any (array(
         select key from idempotency_keys where expires_at <= now()
         order by expires_at limit 1000 for update skip locked))

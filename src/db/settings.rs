@@ -42,9 +42,9 @@ fn needed(statement_timeout: Duration) -> [(&'static str, String); 7] {
     ]
 }
 
-/// Returns the statements that set up a session of a service.
-pub fn statements(statement_timeout: Duration) -> String {
-    needed(statement_timeout).map(|(name, value)| format!("set {name} = '{value}'; ")).concat()
+/// Returns the statements that set up a session of a service; `set`: the command, as `set local` for one transaction.
+pub fn statements(set: &str, statement_timeout: Duration) -> String {
+    needed(statement_timeout).map(|(name, value)| format!("{set} {name} = '{value}'; ")).concat()
 }
 
 /// Returns a line for each setting that the role lacks, with the statement that gives it. One round trip.

@@ -154,6 +154,12 @@ pub fn taken(error: &postgres::Error) -> Option<&str> {
     error.as_db_error().filter(|error| error.code().code() == "23505")?.constraint()
 }
 
+/// Returns whether a statement has met a lock or a concurrent transaction, as [`Error::Contended`] says.
+#[cfg(feature = "command")]
+pub fn is_contended(error: &postgres::Error) -> bool {
+    matches!(condition("", error), Error::Contended)
+}
+
 /// Returns whether a table does not exist (SQLSTATE 42P01, and 3F000 for its schema).
 pub(super) fn is_missing(error: &postgres::Error) -> bool {
     matches!(code(error), "42P01" | "3F000")

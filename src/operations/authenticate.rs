@@ -38,13 +38,13 @@ impl Authenticate {
     }
 }
 
-const FIND_WITH_CREDENTIAL: &str = r#"
+pub(crate) const FIND_WITH_CREDENTIAL: &str = r#"
     select id, name, email, created_at, updated_at, version,
         (select password_hash from credentials where user_id = id) as password_hash
     from users where lower(email::text collate "C") = lower($1 collate "C")"#;
 
 /// Stores another hash of one password. The row of the user stays as it is, as its record does not change.
-const REPLACE_HASH: &str =
+pub(crate) const REPLACE_HASH: &str =
     "update credentials set password_hash = $3 where user_id = $1 and password_hash::text = $2";
 
 impl Operations {

@@ -45,7 +45,7 @@ impl Create {
     }
 }
 
-const CREATE: &str = r#"
+pub(crate) const CREATE: &str = r#"
     insert into users (name, email) values ($1, $2)
     on conflict (lower(email::text collate "C")) do nothing
     returning id, name, email, created_at, updated_at, version, null::bytea as fingerprint, bigint '1' as position"#;
@@ -55,7 +55,7 @@ const CREATE: &str = r#"
 /// insert reads, stores and returns one row before it reads the next one: so the setting that reading a row writes is
 /// the one that `returning` finds. Drawing ids first, to join by them, would need a right on the sequence that roles with
 /// the rights of `userd grants` lack.
-const CREATE_MANY: &str = r#"
+pub(crate) const CREATE_MANY: &str = r#"
     with given as materialized (
         select name, email, position
         from unnest($1::text[], $2::text[]) with ordinality as asked (name, email, position)
@@ -71,7 +71,7 @@ const CREATE_MANY: &str = r#"
 /// passwords, or nulls. $4 and $5: digests of the keys, no two of which are equal, and of the bodies, or nulls. A user
 /// without a row has an address that is taken. For the position, see `CREATE_MANY`. The answer to a create is kept for 24
 /// hours, as JSON of its row.
-const CREATE_WITH_KEYS: &str = r#"
+pub(crate) const CREATE_WITH_KEYS: &str = r#"
     with given as materialized (
         select * from unnest($1::text[], $2::text[], $3::text[], $4::bytea[], $5::bytea[])
             with ordinality as given (name, email, password_hash, key, fingerprint, position)
@@ -109,7 +109,7 @@ const CREATE_WITH_KEYS: &str = r#"
     where is_kept"#;
 
 /// Finds a kept answer. All columns are null if the user was deleted since.
-const FIND_KEPT: &str = "
+pub(crate) const FIND_KEPT: &str = "
     select u.* from idempotency_keys, jsonb_to_record(answer) as u (id bigint, name text, email text,
         created_at timestamptz, updated_at timestamptz, version bigint, fingerprint bytea, password_hash text)
     where key = $1 and expires_at > now()";

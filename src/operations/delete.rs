@@ -30,11 +30,11 @@ impl Delete {
     }
 }
 
-const DELETE: &str = "
+pub(crate) const DELETE: &str = "
     delete from users where id = $1 and ($2::boolean or version = $3::bigint and updated_at = $4::timestamptz) returning id";
 
 /// Deletes the rows of a batch, as `UPDATE_MANY` updates them.
-const DELETE_MANY: &str = "
+pub(crate) const DELETE_MANY: &str = "
     with given as materialized (
         select * from unnest($1::bigint[], $2::boolean[], $3::bigint[], $4::timestamptz[])
             with ordinality as given (asked, if_any, if_version, if_updated, position)

@@ -31,10 +31,10 @@ impl Find {
     }
 }
 
-const FIND: &str =
+pub(crate) const FIND: &str =
     "select id, name, email, created_at, updated_at, version from users where id = any ($1::bigint[])";
 
-const FIND_CREDENTIAL: &str = "select password_hash from credentials where user_id = $1";
+pub(crate) const FIND_CREDENTIAL: &str = "select password_hash from credentials where user_id = $1";
 
 impl Operations {
     /// Finds the users with these ids, in any order. One round trip, or none without ids.

@@ -35,7 +35,7 @@ impl List {
 /// $1: the positions of the pages' first rows, from 0. $2: the most rows. $3: true if positions count from the last user. The
 /// first row of a page is looked up from the nearer end of its block. An empty page is one row of nulls with
 /// the total. See `V2__user_counts.sql`.
-const PAGES: &str = "
+pub(crate) const PAGES: &str = "
     with blocks as materialized (
         select block, sum(n)::int as n, sum(sum(n)::int) over (order by block rows unbounded preceding) as upto
         from user_counts group by block
@@ -64,20 +64,20 @@ const PAGES: &str = "
     order by position, case when is_from_end then -u.id else u.id end";
 
 /// $1: the ids that the users follow; else as [`PAGES`].
-const WALKS: &str = "
+pub(crate) const WALKS: &str = "
     select u.id, name, email, u.created_at, u.updated_at, version, position, bigint '0' as total
     from unnest($1::bigint[], $2::bigint[]) with ordinality as asked (after, most, position)
     cross join lateral (select * from users where id > after order by id limit most) u
     order by position, u.id";
 
 /// $1: how addresses begin. $2: the most rows; they may end with addresses that begin otherwise.
-const BY_PREFIX: &str = r#"
+pub(crate) const BY_PREFIX: &str = r#"
     select id, name, email, created_at, updated_at, version, bigint '1' as position, bigint '0' as total from users
     where lower(email::text collate "C") >= lower($1 collate "C")
     order by lower(email::text collate "C") limit $2"#;
 
 /// Each row has the position of its address, from 1, as two requests may ask for one address.
-const FIND_BY_EMAIL: &str = r#"
+pub(crate) const FIND_BY_EMAIL: &str = r#"
     select found.*, position, bigint '1' as total
     from unnest($1::text[]) with ordinality as asked (address, position), lateral (
         select id, name, email, created_at, updated_at, version from users

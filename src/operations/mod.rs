@@ -7,13 +7,13 @@
 //!
 //! Knows no route and no rule of access: a request that is parsed here may be executed.
 
-mod authenticate;
-mod create;
-mod delete;
-mod find;
-mod list;
+pub(crate) mod authenticate;
+pub(crate) mod create;
+pub(crate) mod delete;
+pub(crate) mod find;
+pub(crate) mod list;
 pub(crate) mod throttle;
-mod update;
+pub(crate) mod update;
 
 pub use authenticate::Authenticate;
 pub use create::Create;

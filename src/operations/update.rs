@@ -61,7 +61,7 @@ impl Update {
 }
 
 /// Returns no row if nothing is changed.
-const UPDATE: &str = "
+pub(crate) const UPDATE: &str = "
     update users
     set name = coalesce($5, name), email = coalesce($6, email),
         updated_at = least(greatest(now(), updated_at + interval '1 microsecond'),
@@ -73,7 +73,7 @@ const UPDATE: &str = "
 /// $7: the hash of the new password, or null, which removes the password. A delete finds only rows of its snapshot: so
 /// a password is removed in a state that was read before, as a transaction that inserts one changes the user, too. The
 /// user is locked even if nothing is changed then, so that such a transaction is waited for.
-const UPDATE_PASSWORD: &str = "
+pub(crate) const UPDATE_PASSWORD: &str = "
     with target as materialized (
         select id from users where id = $1 and ($2::boolean or version = $3::bigint and updated_at = $4::timestamptz)
         for no key update
@@ -97,7 +97,7 @@ const UPDATE_PASSWORD: &str = "
 
 /// Waits for no row, and locks only rows that will be changed, as a lock is written and committed like a change. A new
 /// value of an address is not for batches: another transaction may have to be waited for.
-const UPDATE_MANY: &str = r#"
+pub(crate) const UPDATE_MANY: &str = r#"
     with given as materialized (
         select * from unnest($1::bigint[], $2::boolean[], $3::bigint[], $4::timestamptz[], $5::text[], $6::text[])
             with ordinality as given (asked, if_any, if_version, if_updated, new_name, new_email, position)

@@ -5,6 +5,7 @@
 
 mod batches;
 mod changes;
+mod checking;
 mod clients;
 mod cluster;
 mod commands;

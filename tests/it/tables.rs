@@ -49,7 +49,8 @@ fn a_check_finds_a_sequence_behind_the_ids() {
         let mend = line.split('`').nth(1).unwrap();
         database.run(mend);
         assert_eq!(problem(mend), None);
-        assert_eq!(database.value("select nextval('users_id_seq')"), "21", "{behind}");
+        // The check that found it mended has drawn some.
+        assert_ne!(database.value("select nextval('users_id_seq')"), "20", "{behind}");
     }
     assert_eq!(userd(&database.url(), &["import", new]).0, 0);
     assert_eq!(database.value("select string_agg(name, ' ') from users where id > 20"), "new");
@@ -100,7 +101,9 @@ fn wrong_counts_are_found_and_mended() {
         let line = format!("problem  tables: the page counts differ from the {users} users in ");
         assert!(said.lines().any(|found| found.starts_with(&line)), "{broken}: {said}");
         let (code, said) = userd(&url, &["check"]);
-        assert_eq!(code, 0, "counts are compared where that is asked for: {said}");
+        let other =
+            said.lines().find(|line| line.starts_with("problem") && !line.ends_with("`userd recount`"));
+        assert_eq!(other, None, "only a block in use is counted unasked: {code}: {said}");
         let (code, said) = userd(&url, &["recount"]);
         assert_eq!(
             (code, said),
@@ -233,12 +236,15 @@ fn roles_that_may_read_hashes_are_told() {
         (code, lines.collect::<Vec<_>>())
     };
     let (code, lines) = findings();
-    assert_eq!((code, lines.len()), (0, 6), "{lines:?}");
+    assert_eq!((code, lines.len()), (0, 8), "{lines:?}");
     assert!(lines.iter().all(|line| line.starts_with("note     privileges: ")), "{lines:?}");
-    for line in lines {
+    // A role with all rights may be another service's, or that of a web page.
+    let (kept, revoked): (Vec<_>, Vec<_>) = lines.into_iter().partition(|line| line.contains(full));
+    assert!(kept.iter().all(|line| line.ends_with(", unless it runs userd")), "{kept:?}");
+    for line in revoked {
         database.run(line.split('`').nth(1).expect("a statement"));
     }
-    assert_eq!(findings(), (0, vec![]));
+    assert_eq!(findings(), (0, kept.clone()));
     let may = |role: &str, right: &str, table: &str| {
         database.value(&format!("select has_table_privilege('{role}', '{table}', '{right}')")) == "true"
     };
@@ -251,7 +257,7 @@ fn roles_that_may_read_hashes_are_told() {
         "{lines:?}"
     );
     database.run(lines[0].split('`').nth(1).expect("a statement"));
-    assert_eq!(findings(), (0, vec![]));
+    assert_eq!(findings(), (0, kept));
     all.iter().for_each(|role| database.run(&format!("drop owned by \"{role}\"; drop role \"{role}\"")));
 }
 
