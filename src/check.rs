@@ -15,7 +15,7 @@ use crate::{config::Config, error::StartError};
 use Weight::{Fine, Note, Problem};
 use postgres::types::Type;
 
-/// What a check does beside asking.
+/// The options of a check.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
     /// All users are counted, too.
@@ -29,9 +29,9 @@ pub struct Options {
 pub enum Changes {
     /// None.
     None,
-    /// Those of a service, unless another program's trigger would be fired.
+    /// A create, changes and a delete, unless they would fire another program's trigger.
     Usual,
-    /// Those of a service, in any case.
+    /// A create, changes and a delete, in any case.
     WithTriggers,
 }
 

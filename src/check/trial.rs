@@ -1,5 +1,5 @@
-//! What a service does, done in one transaction that is rolled back: its statements are explained, and a user is created,
-//! read, changed and deleted. A finding is what did not come of it. Asks the catalog what one execution does not reach.
+//! Does what a service does, in one transaction that is rolled back: explains its statements, and creates, reads, changes and
+//! deletes a user. A finding is an effect that is missing. Asks the catalog for effects that one execution does not show.
 
 use super::{Changes, Finding, Weight::*, add};
 use crate::db::{TABLES, WRITTEN, explain, is_contended};
@@ -7,7 +7,7 @@ use crate::db::{migrate::Migrations, probe::REMOVE_EXPIRED, session::Param, sett
 use crate::operations::{authenticate::*, create::*, delete::*, find::*, list::*, update::*};
 use postgres::{Client, Error, IsolationLevel, Row, SimpleQueryMessage, Transaction, types::Type};
 use serde_json::Value;
-use std::time::Duration;
+use std::{slice, time::Duration};
 use time::OffsetDateTime;
 
 /// The longest time that a statement, or a pause between two, may take.
@@ -34,7 +34,7 @@ const TRIGGERS: [(&str, &str); 7] = [
 /// The place in [`TRIGGERS`] of the first one whose effect is seen.
 const SEEN_FROM: usize = 3;
 
-/// What the statements have to find: the index of each look-up, or the rule that a value is taken once.
+/// Statements that need an index or a unique value, each after the index, or the statement that makes it.
 const LOOKUPS: [(&str, &str); 9] = [
     ("alter table users add primary key (id)", FIND),
     (
@@ -137,23 +137,22 @@ const HOLDERS: &str = "\
     where relation = any (array(select to_regclass(name)::oid from unnest($1::text[]) name)) and pid <> pg_backend_pid() \
         and mode in ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')";
 
-/// What the count of the block of the user $1 has more than the table.
+/// By how much the count of the block of the user $1 exceeds the rows of the table.
 const EXCESS: &str = "\
     select coalesce((select sum(n) from user_counts where block = $1 >> 12), 0)::bigint - (select count(*) from users \
         where id >= ($1 >> 12) << 12 and id < (($1 >> 12) + 1) << 12)";
 
-/// What a create with the password $2 and the key $3 has not stored of the user $1.
+/// A line for each row that a create of the user $1, with the hash $2 and the key $3, has not stored.
 const NOT_STORED: &str = "\
     select line from (values \
         (exists (select from credentials where user_id = $1 and password_hash::text = $2), 'passwords are not stored'), \
         (exists (select from idempotency_keys where key = $3 and user_id = $1 and answer is not null), \
             'creates do not keep their idempotency keys')) as found (is_there, line) where not is_there";
 
-/// What a delete has left of the user $1: names of [`TRIGGERS`] and constraints.
+/// Traces that a delete has left of the user $1, as names of [`TRIGGERS`], or [`FOREIGN_KEY`].
 const LEFT: &str = "\
     select 'credentials_user_id_fkey' from credentials where user_id = $1 \
-    union all select 'idempotency_erase' from idempotency_keys where user_id = $1 and answer is not null \
-    union all select 'users' from users where id = $1";
+    union all select 'idempotency_erase' from idempotency_keys where user_id = $1 and answer is not null";
 
 /// The constraint that deletes a credential with its user.
 const FOREIGN_KEY: &str = "credentials_user_id_fkey";
@@ -174,7 +173,7 @@ struct Trial<'a> {
     findings: Vec<Finding>,
 }
 
-/// Returns what a service would meet. If it meets the lock of another session, it is tried again, and a note says whose. Changes
+/// Returns the findings that a service would meet. If it meets the lock of another session, it is tried again, and a note says whose. Changes
 /// nothing. The error ends a check.
 pub(super) fn run(
     client: &mut Client,
@@ -245,7 +244,7 @@ impl Trial<'_> {
         let is_read_only: bool = self.transaction.query_typed_one(IS_READ_ONLY, &[])?.get(0);
         let ids_are_free = self.ids_are_free()?;
         let functions: Param = (&&FUNCTIONS[..], Type::TEXT_ARRAY);
-        for name in self.texts(MISSING, &[functions.clone()])? {
+        for name in self.texts(MISSING, slice::from_ref(&functions))? {
             self.lacks(&format!("the function {name} is missing"), &name)?;
         }
         for line in self.texts(OWNERS, &[functions.clone(), (&TABLES, Type::TEXT_ARRAY)])? {
@@ -382,10 +381,10 @@ impl Trial<'_> {
         let before = self.excess(&user)?;
         let no_tag: [Param; 3] =
             [(&true, Type::BOOL), (&None::<i64>, Type::INT8), (&None::<OffsetDateTime>, Type::TIMESTAMPTZ)];
-        let delete = [&[user.clone()], &no_tag[..]].concat();
+        let delete = [slice::from_ref(&user), &no_tag[..]].concat();
         let is_deleted = self.try_to("deletes", DELETE, &delete)?.is_some();
         if is_deleted {
-            for left in self.texts(LEFT, &[user.clone()])? {
+            for left in self.texts(LEFT, slice::from_ref(&user))? {
                 let what = TRIGGERS.iter().find(|(name, _)| *name == left);
                 self.lacks(what.map_or("deletes leave hashes of passwords", |(_, what)| what), &left)?;
             }
@@ -408,7 +407,7 @@ impl Trial<'_> {
     }
 
     fn excess(&mut self, user: &Param) -> Result<i64, Error> {
-        Ok(self.transaction.query_typed_one(EXCESS, &[user.clone()])?.get(0))
+        Ok(self.transaction.query_typed_one(EXCESS, slice::from_ref(user))?.get(0))
     }
 
     /// Changes a name, then the password, which has to change the version each time.

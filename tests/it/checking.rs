@@ -157,3 +157,57 @@ fn a_check_finds_each_thing_that_is_spoilt() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
+
+/// A check changes no row, also beside locks, other triggers and settings that change how a catalog prints itself; it says
+/// what it has left out.
+#[test]
+fn a_check_harms_nothing() {
+    let (database, name, url) = with_roles();
+    let app = url("app");
+    database.run(&format!(
+        "insert into users (name, email) values ('Ada', 'ada@example.com'); \
+         alter role {name}_app in database {name} set quote_all_identifiers = on; \
+         create table mails (n int); \
+         create function mail() returns trigger language plpgsql security definer as \
+            'begin insert into public.mails values (1); perform nextval(''public.sent''); return null; end'; \
+         create sequence sent; grant usage on sequence sent to {name}_app"
+    ));
+    let rows = "select row(u, c, k)::text from (select json_agg(users) u from users) a, \
+        (select json_agg(user_counts) c from user_counts) b, (select json_agg(idempotency_keys) k from idempotency_keys) d";
+    let before = database.value(rows);
+    let said = |lines: &[String], what: &str| lines.iter().any(|line| line.contains(what));
+    let fine = "ok       service: creates, reads, changes and deletes do what they should";
+    let (code, lines) = check(&app, &[]);
+    assert!(code == 0 && said(&lines, fine), "{lines:#?}");
+    let (code, lines) = check(&app, &["--read-only"]);
+    assert!(code == 0 && said(&lines, "note     service: changes were not tried: --read-only"), "{lines:#?}");
+
+    // Another program's trigger is fired only if that is asked for.
+    let sent = || database.value("select is_called from sent");
+    database.run("create trigger mail after insert on users for each row execute function mail()");
+    let (code, lines) = check(&app, &[]);
+    assert!(code == 0 && said(&lines, "--fire-triggers fires them: \"mail\" of"), "{lines:#?}");
+    assert_eq!(sent(), "false");
+    let (code, lines) = check(&app, &["--fire-triggers"]);
+    assert!(code == 0 && said(&lines, fine), "{lines:#?}");
+    assert_eq!((sent().as_str(), database.value("select count(*) from mails").as_str()), ("true", "0"));
+    database.run("drop trigger mail on users");
+
+    // A trigger that is missing is found without changes, too.
+    database.run("alter table users disable trigger user_counts_insert");
+    let (code, lines) = check(&app, &["--read-only"]);
+    assert!(code == 1 && said(&lines, "creates are not counted"), "{lines:#?}");
+    database.run("alter table users enable trigger user_counts_insert");
+
+    let mut holder = database.transaction("lock table users in access exclusive mode");
+    let pid: i32 = holder.query_one("select pg_backend_pid()", &[]).unwrap().get(0);
+    let (code, lines) = check(&app, &[]);
+    assert!(code == 0 && said(&lines, &format!("end this part of the check; pid: {pid}")), "{lines:#?}");
+    holder.batch_execute("rollback").unwrap();
+
+    database.run(&format!("alter role {name}_app in database {name} set default_transaction_read_only = on"));
+    let (code, lines) = check(&app, &[]);
+    assert!(code == 0 && said(&lines, "changes were not tried: the database accepts none"), "{lines:#?}");
+    assert_eq!(database.value(rows), before);
+    drop_roles(&database, &name);
+}
