@@ -48,6 +48,11 @@ const DAMAGES: &str = "
     union all
     select 'owner of table ' || relname, format('alter table %I owner to NAME_powerless', relname) from ours
     union all
+    select 'restore without functions', string_agg(format('drop function %I() cascade', proname), ';') from functions
+    union all
+    select 'restore without triggers', string_agg(format('drop trigger %I on users', tgname), ';')
+        from pg_trigger where tgrelid = 'users'::regclass and not tgisinternal
+    union all
     select 'session', 'alter role NAME_app in database NAME set session_replication_role = replica'";
 
 fn check(url: &str, more: &[&str]) -> (i32, Vec<String>) {
