@@ -2,7 +2,7 @@
 //! deletes a user. A finding is an effect that is missing. Asks the catalog for effects that one execution does not show.
 
 use super::{Changes, Finding, Weight::*, add};
-use crate::db::{TABLES, WRITTEN, explain, is_contended};
+use crate::db::{TABLES, WRITTEN, explain, is_contended, lacks_unique_index};
 use crate::db::{migrate::Migrations, probe::REMOVE_EXPIRED, session::Param, settings};
 use crate::operations::{authenticate::*, create::*, delete::*, find::*, list::*, update::*};
 use postgres::{Client, Error, IsolationLevel, Row, SimpleQueryMessage, Transaction, types::Type};
@@ -326,7 +326,7 @@ impl Trial<'_> {
         let rows = match plan {
             Ok(rows) => rows,
             Err(error) if error.as_db_error().is_none() || is_contended(&error) => return Err(error),
-            Err(error) if index.is_empty() => {
+            Err(error) if index.is_empty() || !lacks_unique_index(&error) => {
                 self.problem(format!("requests get 500: {}", explain(&error)));
                 return Ok(());
             }

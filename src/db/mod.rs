@@ -29,5 +29,5 @@ pub const TABLES: &[&str] = &[WRITTEN[0], WRITTEN[1], WRITTEN[2], "user_counts",
 pub use pool::Pool;
 pub use sqlstate::explain;
 #[cfg(feature = "command")]
-pub use sqlstate::{is_contended, taken};
+pub use sqlstate::{is_contended, lacks_unique_index, taken};
 pub(crate) use sqlstate::{is_of_rows, is_of_value, none_if_untranslatable};

@@ -160,6 +160,12 @@ pub fn is_contended(error: &postgres::Error) -> bool {
     matches!(condition("", error), Error::Contended)
 }
 
+/// Returns whether a table lacks the unique index that `on conflict` names (SQLSTATE 42P10).
+#[cfg(feature = "command")]
+pub fn lacks_unique_index(error: &postgres::Error) -> bool {
+    code(error) == "42P10"
+}
+
 /// Returns whether a table does not exist (SQLSTATE 42P01, and 3F000 for its schema).
 pub(super) fn is_missing(error: &postgres::Error) -> bool {
     matches!(code(error), "42P01" | "3F000")
