@@ -126,7 +126,7 @@ pub mod internals {
     pub use crate::users::idempotency::{Fingerprint, Key};
     pub use crate::users::password::Hasher;
     pub use crate::users::revision::{Condition, Revision};
-    pub use crate::users::user::{LARGEST, NewUser, USUAL, UserChanges};
+    pub use crate::users::user::{MAX_USER_BYTES, NewUser, USUAL, UserChanges};
 
     /// Returns the operations of a service, for what HTTP does not offer.
     pub fn operations(app: &crate::App) -> &crate::operations::Operations {

@@ -23,7 +23,7 @@ use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::forma
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// The most bytes that gather while standard error is stuck.
-const MOST_BYTES: usize = 1 << 20;
+const MAX_BYTES: usize = 1 << 20;
 
 /// Bytes that nearly all lines fit in.
 const USUAL_BYTES: usize = 256;
@@ -141,7 +141,7 @@ impl Write for LogLine {
         self.bytes.extend_from_slice(bytes);
         if bytes.ends_with(b"\n") {
             let line = mem::replace(&mut self.bytes, Vec::with_capacity(USUAL_BYTES));
-            if WAITING_BYTES.load(SeqCst) > MOST_BYTES {
+            if WAITING_BYTES.load(SeqCst) > MAX_BYTES {
                 DROPPED_LINES.fetch_add(1, SeqCst);
             } else {
                 WAITING_BYTES.fetch_add(line.len(), SeqCst);
@@ -224,10 +224,10 @@ mod tests {
         let (lines, gathered) = mpsc::channel();
         let mut lines = LogLine { lines, bytes: Vec::new() };
         for expected in [0, 1, 2] {
-            lines.write_all(&[b'x'; MOST_BYTES]).unwrap();
+            lines.write_all(&[b'x'; MAX_BYTES]).unwrap();
             lines.write_all(b"\n").unwrap();
             assert_eq!(DROPPED_LINES.load(SeqCst), expected);
         }
-        assert_eq!(gathered.try_iter().map(|line| line.len()).collect::<Vec<_>>(), [MOST_BYTES + 1]);
+        assert_eq!(gathered.try_iter().map(|line| line.len()).collect::<Vec<_>>(), [MAX_BYTES + 1]);
     }
 }

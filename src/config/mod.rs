@@ -23,7 +23,7 @@ use value::{problem, whole};
 const WORK_RESERVE: usize = 512 << 10;
 
 /// The most header fields that a request can have: the parser's array is this long.
-pub(crate) const MOST_HEADER_FIELDS: usize = 128;
+pub(crate) const MAX_HEADER_FIELDS: usize = 128;
 
 /// Declares a structure whose fields have their defaults beside them.
 macro_rules! with_defaults {
@@ -269,7 +269,7 @@ impl Config {
         for (field, mut value, most) in [
             ("max_head_bytes", self.limits.max_head_bytes, 1 << 30),
             ("max_request_line_bytes", self.limits.max_request_line_bytes, 1 << 30),
-            ("max_header_fields", self.limits.max_header_fields, MOST_HEADER_FIELDS),
+            ("max_header_fields", self.limits.max_header_fields, MAX_HEADER_FIELDS),
         ] {
             whole(&mut value, None, 1..=most).map_err(|line| problem(field, line))?;
         }
@@ -298,8 +298,9 @@ impl Config {
         // The largest page, or a usual one while a password is hashed.
         let page = |user| page::memory(self.max_per_page as usize, user);
         let hash = (self.password_hashing.params().m_cost() as usize) << 10;
-        let work =
-            page(user::LARGEST).max(page(user::USUAL).saturating_add(hash)).saturating_add(WORK_RESERVE);
+        let work = page(user::MAX_USER_BYTES)
+            .max(page(user::USUAL).saturating_add(hash))
+            .saturating_add(WORK_RESERVE);
         // While a page is made, its rows and its text are in memory.
         let least = input.saturating_add(work.saturating_mul(2));
         if self.limits.memory_budget >= least {

@@ -31,7 +31,7 @@ const fn setting(variable: &'static str, access: Access, help: &'static str) -> 
 const NO_EFFECT: Shown = Ok(None);
 
 /// The most memory that a budget can be: a TiB, or what the machine can address.
-const MOST_MEMORY: usize = match 1_usize.checked_shl(40) {
+const MAX_MEMORY: usize = match 1_usize.checked_shl(40) {
     Some(bytes) => bytes,
     None => usize::MAX,
 };
@@ -83,7 +83,7 @@ pub const SETTINGS: &[Setting] = &[
         "Largest `perPage`; the default, 15, is no larger"),
     setting("MAX_BODY_BYTES", |c, text| whole(&mut c.limits.max_body_bytes, text, 1..=1 << 30),
         "Largest body, in bytes"),
-    setting("MEMORY_BUDGET", |c, text| whole(&mut c.limits.memory_budget, text, 1..=MOST_MEMORY),
+    setting("MEMORY_BUDGET", |c, text| whole(&mut c.limits.memory_budget, text, 1..=MAX_MEMORY),
         "Bytes held for all clients: requests, answers, rows, hashes; beyond it they wait, or 503"),
     setting("MAX_CONNECTIONS", |c, text| whole(&mut c.limits.max_connections, text, 1..=1 << 20),
         "Client connections at once; beyond it one of the peer that holds the most is closed, or 503"),

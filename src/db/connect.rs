@@ -34,7 +34,7 @@ const ONLY_TLS: &str = "; a server that takes TLS alone needs DB_SSL=true, and D
                         system's (sslmode and sslrootcert in DATABASE_URL)";
 
 /// Remedy for a password that the client library refuses to prove, as that would take too long.
-const MOST_ITERATIONS: &str =
+const MAX_ITERATIONS: &str =
     "; scram_iterations of the server may be 100000 at most: set it, and the password anew";
 
 /// Descriptors that are open while a connection is made. The connection keeps five of them; the others are those of
@@ -201,7 +201,7 @@ impl Servers {
         });
         match error {
             ConnectError::Refused(error) if asks_for_tls(error) && is_plain => ONLY_TLS,
-            ConnectError::Refused(error) if is_unusable_answer(error) => MOST_ITERATIONS,
+            ConnectError::Refused(error) if is_unusable_answer(error) => MAX_ITERATIONS,
             ConnectError::Refused(error) if is_answered(error) => "",
             _ => ANOTHER_DATABASE,
         }

@@ -6,7 +6,7 @@ use std::{fmt, sync::Arc};
 use uuid::Uuid;
 
 /// Bytes of the longest id that is taken over.
-const MOST_ID_BYTES: usize = 128;
+const MAX_ID_BYTES: usize = 128;
 
 /// The name of a request, in its answer and in every line of the log about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,7 +27,7 @@ impl RequestId {
     /// can neither end a line nor be taken for another field of it.
     pub fn given(value: &[u8]) -> Option<RequestId> {
         let allowed = |byte: &u8| byte.is_ascii_alphanumeric() || b"._~+/=:-".contains(byte);
-        if value.is_empty() || value.len() > MOST_ID_BYTES || !value.iter().all(allowed) {
+        if value.is_empty() || value.len() > MAX_ID_BYTES || !value.iter().all(allowed) {
             return None;
         }
         Some(RequestId::Given(str::from_utf8(value).ok()?.into()))

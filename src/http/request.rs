@@ -32,9 +32,9 @@ impl Method {
     /// Returns the name for the log of a method that a client has sent: that name, if it is no longer than any that is in
     /// use.
     pub(crate) fn shown(self, name: &str) -> Cow<'static, str> {
-        const MOST_NAME_BYTES: usize = 16;
+        const MAX_NAME_BYTES: usize = 16;
         match self {
-            Method::Other if name.len() <= MOST_NAME_BYTES => Cow::Owned(name.to_owned()),
+            Method::Other if name.len() <= MAX_NAME_BYTES => Cow::Owned(name.to_owned()),
             known => Cow::Borrowed(known.name()),
         }
     }

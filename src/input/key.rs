@@ -5,7 +5,7 @@ use crate::http::Request;
 use crate::users::idempotency::Key;
 
 /// Characters of the longest key.
-const MOST_KEY_CHARS: usize = 255;
+const MAX_KEY_CHARS: usize = 255;
 
 /// Reads the `Idempotency-Key` of a request: 1 to 255 visible ASCII characters, with or without the quotes of a
 /// structured string. `None` if it has none; [`Error::BadRequest`] if it is malformed or there are several.
@@ -20,7 +20,7 @@ pub fn idempotency_key(request: &Request) -> Result<Option<Key>, Error> {
         Some(quoted) => quoted.strip_suffix('"').and_then(unescape),
     };
     let is_key = |text: &String| {
-        (1..=MOST_KEY_CHARS).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
+        (1..=MAX_KEY_CHARS).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
     };
     match text.filter(is_key) {
         Some(text) if fields.next().is_none() => Ok(Some(Key::new(&text))),

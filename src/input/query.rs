@@ -22,8 +22,8 @@ const EXCLUDED: [(&str, &[&str]); 4] = [
 const NO_ID: &str = "must be an id, one for each parameter, as in id=3&id=5: digits, without a zero in front, up to 9223372036854775807";
 
 /// Unknown parameters that a refusal names, and characters of each: a query of thousands is not repeated.
-const MOST_NAMED: usize = 10;
-const MOST_NAME_CHARS: usize = 64;
+const MAX_NAMED: usize = 10;
+const MAX_NAME_CHARS: usize = 64;
 
 /// Reads the query of `GET /users`: `page` (default 1) and `perPage` (default 15, at most `max_per_page`), both whole
 /// numbers from 1, with `email` or `order`; or `perPage` with a whole number `after` or with `emailPrefix`. Each at most
@@ -145,7 +145,7 @@ impl<'a> Query<'a> {
     /// Refuses parameters that are not among these, by name; values are never repeated, as one may be a token.
     fn end(mut self, known: &[&str]) -> Result<(), Error> {
         let names = self.given.iter().map(|(name, _)| name.clone());
-        let unknown: Vec<_> = names.filter(|name| !known.contains(&name.as_str())).take(MOST_NAMED).collect();
+        let unknown: Vec<_> = names.filter(|name| !known.contains(&name.as_str())).take(MAX_NAMED).collect();
         for name in unknown {
             let meant = known.iter().find(|known| known.eq_ignore_ascii_case(&name));
             let served = match (meant, known.split_last()) {
@@ -153,7 +153,7 @@ impl<'a> Query<'a> {
                 (None, Some((last, others))) => format!("{} and {last} are", others.join(", ")),
                 (None, None) => "there is none".to_owned(),
             };
-            let name: String = name.chars().take(MOST_NAME_CHARS).collect();
+            let name: String = name.chars().take(MAX_NAME_CHARS).collect();
             self.refuse(&name, "additionalProperties", format!("is not a parameter here; {served}"));
         }
         if self.violations.is_empty() { Ok(()) } else { Err(Error::InvalidQuery(self.violations)) }
@@ -312,7 +312,7 @@ mod tests {
         let many = format!("/users/1?{}", "a&".repeat(3000));
         match no_query(&Request::get(many)) {
             Err(Error::InvalidQuery(violations)) => {
-                assert_eq!(violations.len(), MOST_NAMED);
+                assert_eq!(violations.len(), MAX_NAMED);
                 assert_eq!(violations[0].message, "is not a parameter here; there is none");
             }
             other => panic!("{other:?}"),

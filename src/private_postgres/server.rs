@@ -23,7 +23,7 @@ const SERVER_SETTINGS: [&str; 10] = [
 ];
 
 /// Bytes of the log that are read for an error: many times the lines of a start.
-const MOST_LOG_BYTES: u64 = 1 << 20;
+const MAX_LOG_BYTES: u64 = 1 << 20;
 
 /// A server that accepts connections. Dropping it stops it by a fast shutdown, and blocks until that is done.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl ServerProcess {
         while !is_ready(&dir.dir) {
             if let Ok(Some(status)) = server.child.try_wait() {
                 let mut said = Vec::new();
-                let _ = log.take(MOST_LOG_BYTES).read_to_end(&mut said);
+                let _ = log.take(MAX_LOG_BYTES).read_to_end(&mut said);
                 return Err(ClusterError::said(&format!("PostgreSQL failed ({status})"), &said));
             }
             wait.pause(dir.go_on, Some(pid), || {

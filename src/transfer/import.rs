@@ -53,7 +53,7 @@ pub struct Imported {
     pub existing: u64,
     /// Number of refused records.
     pub refused: u64,
-    /// The problems of the first refused records, by the number of the record; at most [`Imported::MOST`].
+    /// The problems of the first refused records, by the number of the record; at most [`Imported::MAX_TOLD`].
     pub problems: BTreeMap<i64, String>,
     /// The word for a record: `line`, or `user` for an element of an array.
     pub unit: &'static str,
@@ -63,19 +63,19 @@ pub struct Imported {
 
 impl Imported {
     /// A person who has read so many problems knows what is wrong with the file.
-    pub const MOST: usize = 20;
+    pub const MAX_TOLD: usize = 20;
 
     fn refuse(&mut self, number: i64, problem: String) {
         self.refused += 1;
         self.problems.insert(number, problem);
-        if self.problems.len() > Imported::MOST {
+        if self.problems.len() > Imported::MAX_TOLD {
             self.problems.pop_last();
         }
     }
 
     /// Counts a record in which a member was left out. After some names, the rest is counted together.
     fn leave_out(&mut self, name: &str) {
-        let is_new = self.left_out.len() >= Imported::MOST && !self.left_out.contains_key(name);
+        let is_new = self.left_out.len() >= Imported::MAX_TOLD && !self.left_out.contains_key(name);
         *self.left_out.entry(if is_new { "…" } else { name }.to_owned()).or_default() += 1;
     }
 }
@@ -141,7 +141,7 @@ pub fn import(
     if import.skip_existing {
         imported.existing = bulk::skip_existing(&mut transaction)?;
     }
-    let (first, taken) = bulk::remove_taken(&mut transaction, Imported::MOST as i64)?;
+    let (first, taken) = bulk::remove_taken(&mut transaction, Imported::MAX_TOLD as i64)?;
     imported.refused += taken - first.len() as u64;
     for Taken { line, earlier, is_id } in first {
         let field = if is_id { "/id" } else { "/email" };

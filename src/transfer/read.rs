@@ -12,7 +12,7 @@ use std::io::{self, BufRead, BufReader, Cursor, Read};
 type Each<'a> = dyn FnMut(Record) -> Result<(), TransferError> + 'a;
 
 /// Bytes of the longest line of JSON, row of CSV or user of a document.
-const LONGEST: usize = 1 << 20;
+const MAX_LINE_BYTES: usize = 1 << 20;
 
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
@@ -48,7 +48,7 @@ pub(super) fn read(input: impl Read, rules: &Rules, each: &mut Each) -> Result<&
     let is_json = matches!(begin, Some(b'{' | b'['));
     match rules.import.format.unwrap_or(if is_json { Format::Ndjson } else { Format::Csv }) {
         Format::Ndjson if rules.is_document(&first) => {
-            let is_long = first.len() > LONGEST;
+            let is_long = first.len() > MAX_LINE_BYTES;
             let no_users = if is_long { too_long("line", lines.number) } else { unreadable(NO_ARRAY) };
             let input = Cursor::new(first).chain(lines.input).bytes();
             let document = Document { input, each, users: 0, has_address: false };
@@ -72,7 +72,7 @@ impl<R: BufRead> Lines<R> {
     /// Reads a line with its end; of a line that is too long, the beginning. `None` at the end of the stream.
     fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
         let mut line = Vec::new();
-        self.input.by_ref().take(LONGEST as u64 + 1).read_until(b'\n', &mut line)?;
+        self.input.by_ref().take(MAX_LINE_BYTES as u64 + 1).read_until(b'\n', &mut line)?;
         self.number += 1;
         self.has_end = line.ends_with(b"\n");
         Ok(Some(line).filter(|line| !line.is_empty()))
@@ -90,7 +90,7 @@ impl<R: BufRead> Lines<R> {
 
     /// Returns the text of the last line that was read.
     fn text(&self, line: Vec<u8>) -> Result<String, TransferError> {
-        if line.len() > LONGEST {
+        if line.len() > MAX_LINE_BYTES {
             return Err(too_long("line", self.number));
         }
         String::from_utf8(line)
@@ -157,7 +157,7 @@ impl<R: BufRead> Lines<R> {
             }
             end = text.len();
             match self.next()? {
-                Some(_) if end > LONGEST => return Err(too_long("line", number)),
+                Some(_) if end > MAX_LINE_BYTES => return Err(too_long("line", number)),
                 Some(next) => text.push_str(&self.text(next)?),
                 None => return Err(unreadable(format!("line {number} has a quote that is not closed"))),
             }
@@ -190,7 +190,7 @@ pub(super) fn unreadable(problem: impl Into<String>) -> TransferError {
 }
 
 fn too_long(unit: &str, number: i64) -> TransferError {
-    unreadable(format!("{unit} {number} is longer than {LONGEST} bytes"))
+    unreadable(format!("{unit} {number} is longer than {MAX_LINE_BYTES} bytes"))
 }
 
 /// Returns the problem of a text that is no JSON object.
@@ -290,7 +290,7 @@ impl<R: BufRead> Document<'_, R> {
             }
             text.push(byte);
             match byte {
-                _ if text.len() > LONGEST => return Ok(None),
+                _ if text.len() > MAX_LINE_BYTES => return Ok(None),
                 b'\\' if is_quoted => text.extend(self.input.next().transpose()?),
                 b'"' => is_quoted = !is_quoted,
                 b'@' => self.has_address = true,

@@ -20,7 +20,7 @@ pub fn fields() -> impl Iterator<Item = &'static str> {
 }
 
 /// The largest id that is kept: the sequence of ids goes on behind it.
-const LARGEST_ID: i64 = i64::MAX / 2;
+const MAX_ID: i64 = i64::MAX / 2;
 
 const NOT_WHOLE: &str = "/id must be a whole number from 1 to 4611686018427387903";
 
@@ -162,7 +162,7 @@ impl Rules<'_> {
         let hash = hash.map_err(|problem| format!("/{PASSWORD_HASH} {problem}"))?;
         let id = match fields.remove("id").filter(|_| self.import.keep_ids) {
             Some(id) => {
-                let id = parse_id(id.as_str().unwrap_or(&id.to_string())).filter(|id| *id <= LARGEST_ID);
+                let id = parse_id(id.as_str().unwrap_or(&id.to_string())).filter(|id| *id <= MAX_ID);
                 Some(id.ok_or(NOT_WHOLE)?)
             }
             None if self.import.requires("id") => return Err("/id is required by --keep-ids".to_owned()),

@@ -3,7 +3,7 @@
 //! The rule is this crate's own, so that no version of a library changes which addresses are valid: one bare
 //! `local@domain`, with atoms separated by dots on the left, also beyond ASCII, and a host name in ASCII on the right.
 
-use super::user::EMAIL_MAX;
+use super::user::MAX_EMAIL;
 use serde_json::{Map, Value};
 use unicode_normalization::{UnicodeNormalization, char::is_combining_mark, is_nfc};
 
@@ -45,7 +45,7 @@ pub fn check(address: &str) -> Result<(), String> {
         _ if !domain.is_empty() && !domain.contains('.') => ": the domain after the @ needs a dot",
         _ if !is_host => ": the domain after the @ is not valid",
         // A mail server counts octets (RFC 5321, 4.5.3.1.3).
-        _ if address.len() > EMAIL_MAX => ": it is longer than 254 bytes",
+        _ if address.len() > MAX_EMAIL => ": it is longer than 254 bytes",
         _ => return Ok(()),
     };
     Err(format!("value is not an e-mail address{problem}"))

@@ -200,12 +200,12 @@ fn pbkdf2<'a, D: EagerHash>(text: &str, nanoseconds: u64) -> Option<HashFormat<'
 
 /// Bcrypt reads 72 bytes of a password, the NUL at its end among them, and repeats what is shorter.
 fn bcrypt(text: &str) -> Option<HashFormat<'_>> {
-    const MOST_READ: usize = 71;
+    const MAX_READ_BYTES: usize = 71;
     let cost = text.parse::<HashParts>().ok().map(|parts| parts.get_cost()).filter(|cost| *cost >= 4)?;
     let rounds = 1_u64.checked_shl(cost).unwrap_or(u64::MAX);
     let format =
         HashFormat::new(rounds, BCRYPT, move |password| bcrypt::verify(password, text).unwrap_or(false));
-    let reads_partly = |password: &str| password.len() > MOST_READ || password.contains('\0');
+    let reads_partly = |password: &str| password.len() > MAX_READ_BYTES || password.contains('\0');
     Some(HashFormat { reads_partly, ..format })
 }
 

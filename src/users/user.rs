@@ -10,20 +10,20 @@ use serde_json::{Map, Value};
 use time::OffsetDateTime;
 
 /// Characters of the longest name, as the column has it.
-pub const NAME_MAX: usize = 1000;
+pub const MAX_NAME_CHARS: usize = 1000;
 
 /// Characters of the longest e-mail address, as the column has it.
-pub const EMAIL_MAX: usize = 254;
+pub const MAX_EMAIL: usize = 254;
 
 /// Characters of the shortest password, as the create schemas have it.
-pub const PASSWORD_MIN: usize = 8;
+pub const MIN_PASSWORD_CHARS: usize = 8;
 
 /// Bytes of memory of a usual user in a page.
 pub const USUAL: usize = 1 << 10;
 
 /// Bytes of memory of the largest user in a page: as JSON, a character of a text may take six bytes (`\u0001`), and the
 /// other members take less than 256.
-pub const LARGEST: usize = (6 * (NAME_MAX + EMAIL_MAX) + 256).next_multiple_of(1 << 10);
+pub const MAX_USER_BYTES: usize = (6 * (MAX_NAME_CHARS + MAX_EMAIL) + 256).next_multiple_of(1 << 10);
 
 /// Names of the fields that answers, exports and imports have of a user.
 pub const FIELDS: [&str; 5] = ["id", "name", "email", "createdAt", "updatedAt"];
@@ -137,10 +137,10 @@ impl UserChanges {
             value.map_err(violation).ok()
         };
         // A line break in an address would end a header field of a mail.
-        let email = Rule { most: EMAIL_MAX, has_controls: is_stored, ..TEXT };
-        let password = Rule { least: PASSWORD_MIN, may_be_null: true, ..TEXT };
+        let email = Rule { most: MAX_EMAIL, has_controls: is_stored, ..TEXT };
+        let password = Rule { least: MIN_PASSWORD_CHARS, may_be_null: true, ..TEXT };
         let changes = UserChanges {
-            name: take("name", Rule { most: NAME_MAX, ..TEXT }).flatten(),
+            name: take("name", Rule { most: MAX_NAME_CHARS, ..TEXT }).flatten(),
             email: take("email", email).flatten(),
             password: take("password", password).map(|text| text.map(Secret::from)),
         };

@@ -7,7 +7,7 @@
 use super::head::{Echo, Head, parse_fields};
 use super::request_line::{PROXY_PROTOCOL, RequestLine};
 use super::{Parsed, body::Incoming, line};
-use crate::config::{Limits, MOST_HEADER_FIELDS};
+use crate::config::{Limits, MAX_HEADER_FIELDS};
 use crate::error::Error;
 use std::net::IpAddr;
 
@@ -50,7 +50,7 @@ impl Framing {
         };
         let head = &bytes[*used..*used + end];
         *used += end;
-        let mut fields = [httparse::EMPTY_HEADER; MOST_HEADER_FIELDS];
+        let mut fields = [httparse::EMPTY_HEADER; MAX_HEADER_FIELDS];
         let fields = parse_fields(head, &mut fields[..limits.max_header_fields])?;
         self.echo = Echo::of(&line, head, fields, limits);
         let Head { arrived, length, expects_continue } =
