@@ -128,8 +128,8 @@ pub fn each_user<E: From<Error>>(
     /// Rows of a batch, of which up to three are held.
     const FETCHED: i32 = 256;
     let sql = if with_hashes {
-        "select id, name, email, created_at, updated_at, version, password_hash
-         from users left join credentials on user_id = id order by id"
+        "select u.id, u.name, u.email, u.created_at, u.updated_at, u.version, c.password_hash
+         from users u left join credentials c on c.user_id = u.id order by u.id"
     } else {
         "select id, name, email, created_at, updated_at, version, null as password_hash from users order by id"
     };

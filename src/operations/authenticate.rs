@@ -40,7 +40,7 @@ impl Authenticate {
 
 pub(crate) const FIND_WITH_CREDENTIAL: &str = r#"
     select id, name, email, created_at, updated_at, version,
-        (select password_hash from credentials where user_id = id) as password_hash
+        (select c.password_hash from credentials c where c.user_id = users.id) as password_hash
     from users where lower(email::text collate "C") = lower($1 collate "C")"#;
 
 /// Stores another hash of one password. The row of the user stays as it is, as its record does not change.

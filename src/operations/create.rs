@@ -76,7 +76,7 @@ pub(crate) const CREATE_WITH_KEYS: &str = r#"
         select * from unnest($1::text[], $2::text[], $3::text[], $4::bytea[], $5::bytea[])
             with ordinality as given (name, email, password_hash, key, fingerprint, position)
     ), found as materialized (
-        select keys.*, position, expires_at > now() as is_kept
+        select keys.key, keys.answer, given.position, keys.expires_at > now() as is_kept
         from given, lateral (select * from idempotency_keys k where k.key = given.key limit 1) keys
     ), expired as (
         delete from idempotency_keys where key = any (array(select key from found where not is_kept)) returning key

@@ -41,19 +41,19 @@ pub(crate) const DELETE_MANY: &str = "
     ), target as materialized (
         select u.id from given, lateral (
             select id from users
-            where id = asked and (if_any or version = if_version and updated_at = if_updated)
+            where id = given.asked and (given.if_any or version = given.if_version and updated_at = given.if_updated)
             limit 1 for update skip locked) u
     ), deleted as (
         delete from users where id = any (array(select id from target)) returning id
     )
-    select position,
+    select given.position,
         case when d.id is not null then 'done' when s.id is null then 'missing'
-            when (if_any or s.version = if_version and s.updated_at = if_updated) is not true
+            when (given.if_any or s.version = given.if_version and s.updated_at = given.if_updated) is not true
                 then 'precondition failed'
-            when asked = any (array(select id from target)) then 'missing'  -- a trigger has kept it
+            when given.asked = any (array(select id from target)) then 'missing'  -- a trigger has kept it
             else 'locked' end as outcome
-    from given left join deleted d on d.id = asked
-        left join lateral (select * from users where id = asked limit 1) s on true";
+    from given left join deleted d on d.id = given.asked
+        left join lateral (select * from users where id = given.asked limit 1) s on true";
 
 impl Change for Delete {
     fn batch(pool: &Pool, given: &[&Self], deadline: Instant) -> Result<Vec<Row>, Error> {

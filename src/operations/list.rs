@@ -40,7 +40,7 @@ pub(crate) const PAGES: &str = "
         select block, sum(n)::int as n, sum(sum(n)::int) over (order by block rows unbounded preceding) as upto
         from user_counts group by block
     )
-    select u.id, name, email, u.created_at, u.updated_at, version, position, total
+    select u.id, u.name, u.email, u.created_at, u.updated_at, u.version, asked.position, asked.total
     from (
         select position, total, is_from_end,
             case when is_from_end then greatest(rest - most, 0) else first end as first,
@@ -54,21 +54,21 @@ pub(crate) const PAGES: &str = "
         from blocks where first >= upto - n and first < upto limit 1
     ) b on true
     left join lateral (
-        (select id as first_id from users where id >= block << 12 and before <= behind
-            order by id offset before limit 1)
+        (select id as first_id from users where id >= b.block << 12 and b.before <= b.behind
+            order by id offset b.before limit 1)
         union all
-        (select id from users where id < (block + 1) << 12 and before > behind
-            order by id desc offset behind limit 1)
+        (select id from users where id < (b.block + 1) << 12 and b.before > b.behind
+            order by id desc offset b.behind limit 1)
     ) s on true
-    left join lateral (select * from users where id >= first_id order by id limit most) u on true
-    order by position, case when is_from_end then -u.id else u.id end";
+    left join lateral (select * from users where id >= s.first_id order by id limit asked.most) u on true
+    order by asked.position, case when asked.is_from_end then -u.id else u.id end";
 
 /// $1: the ids that the users follow; else as [`PAGES`].
 pub(crate) const WALKS: &str = "
-    select u.id, name, email, u.created_at, u.updated_at, version, position, bigint '0' as total
+    select u.id, u.name, u.email, u.created_at, u.updated_at, u.version, asked.position, bigint '0' as total
     from unnest($1::bigint[], $2::bigint[]) with ordinality as asked (after, most, position)
-    cross join lateral (select * from users where id > after order by id limit most) u
-    order by position, u.id";
+    cross join lateral (select * from users where id > asked.after order by id limit asked.most) u
+    order by asked.position, u.id";
 
 /// $1: how addresses begin. $2: the most rows; they may end with addresses that begin otherwise.
 pub(crate) const BY_PREFIX: &str = r#"
@@ -78,10 +78,10 @@ pub(crate) const BY_PREFIX: &str = r#"
 
 /// Each row has the position of its address, from 1, as two requests may ask for one address.
 pub(crate) const FIND_BY_EMAIL: &str = r#"
-    select found.*, position, bigint '1' as total
+    select found.*, asked.position, bigint '1' as total
     from unnest($1::text[]) with ordinality as asked (address, position), lateral (
         select id, name, email, created_at, updated_at, version from users
-        where lower(email::text collate "C") = lower(address collate "C") limit 1
+        where lower(email::text collate "C") = lower(asked.address collate "C") limit 1
     ) found"#;
 
 impl Operations {

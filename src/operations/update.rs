@@ -102,12 +102,12 @@ pub(crate) const UPDATE_MANY: &str = r#"
         select * from unnest($1::bigint[], $2::boolean[], $3::bigint[], $4::timestamptz[], $5::text[], $6::text[])
             with ordinality as given (asked, if_any, if_version, if_updated, new_name, new_email, position)
     ), target as materialized (
-        select u.id, coalesce(new_name, name) as name, coalesce(new_email, email) as email
+        select u.id, coalesce(given.new_name, u.name) as name, coalesce(given.new_email, u.email) as email
         from given, lateral (
             select * from users
-            where id = asked and (if_any or version = if_version and updated_at = if_updated)
-                and (name::text <> coalesce(new_name, name) or email::text <> coalesce(new_email, email))
-                and lower(email::text collate "C") = lower(coalesce(new_email, email) collate "C")
+            where id = given.asked and (given.if_any or version = given.if_version and updated_at = given.if_updated)
+                and (name::text <> coalesce(given.new_name, name) or email::text <> coalesce(given.new_email, email))
+                and lower(email::text collate "C") = lower(coalesce(given.new_email, email) collate "C")
             limit 1 for no key update skip locked) u
     ), updated as (
         update users u set name = t.name, email = t.email,
@@ -118,16 +118,16 @@ pub(crate) const UPDATE_MANY: &str = r#"
     )
     select coalesce(u.id, s.id) as id, coalesce(u.name, s.name) as name, coalesce(u.email, s.email) as email,
         coalesce(u.created_at, s.created_at) as created_at, coalesce(u.updated_at, s.updated_at) as updated_at,
-        coalesce(u.version, s.version) as version, position,
+        coalesce(u.version, s.version) as version, given.position,
         case when u.id is not null then 'done' when s.id is null then 'missing'
-            when (if_any or s.version = if_version and s.updated_at = if_updated) is not true
+            when (given.if_any or s.version = given.if_version and s.updated_at = given.if_updated) is not true
                 then 'precondition failed'
-            when lower(s.email::text collate "C") <> lower(coalesce(new_email, s.email) collate "C") then 'by itself'
-            when s.name::text = coalesce(new_name, s.name) and s.email::text = coalesce(new_email, s.email) then 'done'
-            when asked = any (array(select id from target)) then 'by itself'  -- a trigger has left it out
+            when lower(s.email::text collate "C") <> lower(coalesce(given.new_email, s.email) collate "C") then 'by itself'
+            when s.name::text = coalesce(given.new_name, s.name) and s.email::text = coalesce(given.new_email, s.email) then 'done'
+            when given.asked = any (array(select id from target)) then 'by itself'  -- a trigger has left it out
             else 'locked' end as outcome
-    from given left join updated u on u.id = asked
-        left join lateral (select * from users where id = asked limit 1) s on true"#;
+    from given left join updated u on u.id = given.asked
+        left join lateral (select * from users where id = given.asked limit 1) s on true"#;
 
 impl Update {
     /// Looks the user up and hashes the new password.

@@ -333,3 +333,35 @@ fn a_role_that_owns_nothing_runs_the_service() {
     }
     database.run(&format!("alter database {name} owner to postgres; drop owned by \"{app}\", {owner} cascade; drop role \"{app}\", {owner}"));
 }
+
+/// Columns that another program has added, whatever their names are, change no answer.
+#[test]
+fn columns_of_another_program() {
+    const NAMES: &str = "id name email version user_id password_hash key answer fingerprint expires_at position total first \
+                         most after asked address line is_kept is_from_end first_id if_any if_version if_updated new_name \
+                         new_email outcome block n before behind upto";
+    let service = Service::start();
+    let mut client = service.client();
+    for (name, password) in [("a", Some("correct horse")), ("b", None), ("c", Some("other horse"))] {
+        let password = password.map(|password| format!(r#","password":"{password}""#)).unwrap_or_default();
+        let body = format!(r#"{{"name":"{name}","email":"{name}@example.com"{password}}}"#);
+        assert_eq!(client.post("/users", body).status, 201);
+    }
+    for table in ["users", "credentials", "idempotency_keys"] {
+        for name in NAMES.split_whitespace() {
+            service
+                .database
+                .run(&format!("alter table {table} add column if not exists {name} bigint default 2"));
+        }
+    }
+    every_verb(service.server.base_url(), "columns");
+    assert!(client.opens("a@example.com", "correct horse") && client.opens("c@example.com", "other horse"));
+    for email in ["a@example.com", "b@example.com"] {
+        assert!(!client.opens(email, "other horse"), "{email}");
+    }
+    let dir = TempDir::new();
+    let file = dir.path().join("users").display().to_string();
+    let exported = userd(&service.database.url(), &["export", "--with-password-hashes", &file]);
+    assert_eq!(exported, (0, String::new()));
+    assert_eq!(std::fs::read_to_string(&file).expect("it is written").matches("$argon2id$").count(), 3);
+}
