@@ -159,9 +159,11 @@ impl Account {
         closed.map_err(ClusterError::io("make private", dir))
     }
 
-    /// Opens a file of the account's to append to, made if missing.
+    /// Opens a file of the account's to append to, made if missing. Follows no link.
     pub(super) fn open(&self, path: &Path) -> io::Result<File> {
-        let file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)?;
+        let mut options = OpenOptions::new();
+        options.read(true).append(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        let file = options.open(path)?;
         // A umask may have closed a new file to its owner.
         file.set_permissions(Permissions::from_mode(0o600))?;
         Ok(file)

@@ -184,9 +184,21 @@ fn take(dir: &Path, account: &Account) -> Result<PathBuf> {
     check_entries(dir, account)?;
     let is_new = place == dir && !dir.join("pgdata").exists();
     let goes_below = || is_new && takes_a_socket(&below) && account.makes_private(&below);
-    match account.close(&place) {
-        Err(_) if goes_below() => Ok(below),
-        closed => closed.map(|()| place),
+    let place = match account.close(&place) {
+        Err(_) if goes_below() => below,
+        closed => closed.map(|()| place)?,
+    };
+    check_links(&place, account)?;
+    Ok(place)
+}
+
+/// Checks that no other user has put a link into a directory, which is closed by now.
+fn check_links(dir: &Path, account: &Account) -> Result<()> {
+    let is_foreign = |found: &Metadata| found.is_symlink() && found.uid() != account.uid && found.uid() != 0;
+    let mut entries = fs::read_dir(dir).map_err(account.io("read", dir))?.flatten();
+    match entries.find(|entry| entry.metadata().is_ok_and(|found| is_foreign(&found))) {
+        Some(link) => Err(refuse(dir, &format!("has a link of another user ({:?})", link.file_name()))),
+        None => Ok(()),
     }
 }
 

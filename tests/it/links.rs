@@ -292,3 +292,32 @@ fn of_a_file_that_is_exported_to() {
     assert!(fs::read_to_string(dir.path().join("real")).unwrap().contains("ada@example.com"));
     assert!(fs::symlink_metadata(&file).unwrap().is_symlink());
 }
+
+/// In a directory of the account's that every user may write to, another user has put a link: to a file of the account's, or
+/// to a cluster that runs.
+#[test]
+fn of_another_user_of_the_machine() {
+    if !is_root() {
+        return;
+    }
+    let (_dir, own) = of_account();
+    as_account(
+        "mkdir -m 700 $1/private && echo precious >$1/private/file && mkdir -m 777 $1/open && chmod 777 $1/open",
+        &[&own],
+    );
+    for name in ["lock", "postgres.log", "pgdata"] {
+        let link = own.join("open").join(name);
+        let mut command = Command::new("/usr/bin/setpriv");
+        command.args(["--reuid=nobody", "--regid=nogroup", "--clear-groups", "ln", "-s"]);
+        // The way to it is open to the account alone.
+        fs::set_permissions(&own, PermissionsExt::from_mode(0o755)).unwrap();
+        fs::set_permissions(own.join("open"), PermissionsExt::from_mode(0o777)).unwrap();
+        assert!(command.arg(own.join("private/file")).arg(&link).status().unwrap().success());
+        let embedded = format!("--embedded={}", own.join("open").display());
+        let (code, _, said) = Process::start(&[&embedded, "--port=0"], &[]).ended();
+        assert_eq!((code, said.lines().count()), (1, 1), "{said}");
+        assert!(said.contains("has a link of another user"), "{said}");
+        assert_eq!(fs::read_to_string(own.join("private/file")).unwrap(), "precious\n");
+        fs::remove_file(link).unwrap();
+    }
+}
