@@ -104,10 +104,12 @@ impl Listener {
         Ok((socket, address.as_socket().map(|address| address.ip())))
     }
 
-    /// Returns whether the path of the Unix socket that was bound here still leads to its file.
+    /// Returns whether the path of the Unix socket that was bound here still leads to its file, as far as the process may
+    /// look: root may have become another user since.
     fn has_file(&self) -> bool {
-        let is_own = |(path, inode): &(PathBuf, u64)| {
-            fs::symlink_metadata(path).is_ok_and(|found| found.ino() == *inode)
+        let is_own = |(path, inode): &(PathBuf, u64)| match fs::symlink_metadata(path) {
+            Ok(found) => found.ino() == *inode,
+            Err(error) => error.kind() == ErrorKind::PermissionDenied,
         };
         self.file.as_ref().is_some_and(is_own)
     }
