@@ -7,7 +7,7 @@ use crate::testing::{self, Services, check_setting};
 use crate::transfer::Format;
 use nix::errno::Errno;
 use nix::sys::prctl::set_pdeathsig;
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{SigSet, Signal, kill};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::{Pid, getpgid, getpgrp, getppid};
 use parking_lot::Mutex;
@@ -16,7 +16,7 @@ use signal_hook::iterator::exfiltrator::WithOrigin;
 use signal_hook::low_level::siginfo::Cause;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::net::IpAddr;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -51,7 +51,7 @@ pub fn test(args: &Args) -> Result<(), Failure> {
         signals::end_service()?;
         log_to_stderr()?;
         if !until_signal {
-            ends_with("input", || drop(io::copy(&mut io::stdin(), &mut io::sink())))?;
+            ends_with("input", read_input)?;
             // The kernel would report the end of the thread that has started this process, not of the parent.
             let parent = getppid();
             ends_with("parent", move || {
@@ -135,6 +135,16 @@ fn serve(variables: impl Iterator<Item = (&'static str, String)>) -> Result<(), 
     // A harness may have closed standard output.
     let _ = writeln!(io::stdout(), "{lines}");
     signals::wait(None).map_err(Failure::runtime)
+}
+
+/// Reads standard input to its end. A job in the background may not read the terminal, and goes on.
+fn read_input() {
+    let mut background = SigSet::empty();
+    background.add(Signal::SIGTTIN);
+    let _ = background.thread_block();
+    while io::copy(&mut io::stdin(), &mut io::sink()).is_err() && io::stdin().is_terminal() {
+        thread::sleep(signals::WATCH_PAUSE);
+    }
 }
 
 /// Waits on a thread for the end of something that the process ends with.
