@@ -182,7 +182,7 @@ fn nothing_is_left_by_one_that_is_killed() {
     process.signal(Signal::SIGKILL);
     assert_eq!(process.wait(LONG), -9);
     assert!(process.stdout().ends_with("ended\n"), "{}", process.stdout());
-    assert!(!running(command.parse().unwrap()));
+    eventually(LONG, "the command has ended", || !running(command.parse().unwrap()));
     assert!(std::net::TcpStream::connect(address).is_err(), "it still listens");
 
     // A command that is killed, and that has left a process which holds standard output.

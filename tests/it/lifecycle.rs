@@ -13,7 +13,7 @@ use serde_json::json;
 use std::{
     env::{self, consts},
     fs,
-    net::TcpListener,
+    net::{TcpListener, TcpStream},
     os::unix::{fs::PermissionsExt, net::UnixDatagram},
     process::{Command, Stdio},
     time::{Duration, Instant},
@@ -297,9 +297,13 @@ fn a_signal_lets_work_be_finished() {
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
         with_a_request_in_flight(&[], |process, mut client, lock| {
             let _idle = process.client();
+            let url = process.wait_for_url();
             process.signal(signal);
             process.signal(Signal::SIGINT);
             process.logs("stopping");
+            // The line is logged before the stop has begun.
+            let address = url.strip_prefix("http://").unwrap();
+            eventually(LONG, "no client is accepted", || TcpStream::connect(address).is_err());
             drop(lock);
             let answer = client.answer("GET");
             assert_eq!((answer.status, answer.header("Connection")), (200, Some("close")), "{signal}");
