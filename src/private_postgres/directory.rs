@@ -15,7 +15,7 @@ use std::process::{self, Command, Stdio};
 const BELOW: &str = "userd";
 
 /// The longest path of a socket: `sun_path` without its final NUL.
-const SOCKET_PATH_MAX: usize = 107;
+const MAX_SOCKET_PATH: usize = 107;
 
 /// Functions of a shell that end the processes in directories. PostgreSQL's own account runs them: it sees where its
 /// processes are, which root in a container may not see.
@@ -114,7 +114,7 @@ pub(super) fn in_use(dir: &Path) -> ClusterError {
 /// comma separates hosts there.
 pub(super) fn takes_a_socket(dir: &Path) -> bool {
     let length = dir.join(SOCKET).as_os_str().len();
-    dir.to_str().is_some_and(|name| !name.contains([',', '\n'])) && length <= SOCKET_PATH_MAX
+    dir.to_str().is_some_and(|name| !name.contains([',', '\n'])) && length <= MAX_SOCKET_PATH
 }
 
 /// Returns the directory that the cluster is in: `dir`, or the one below it.

@@ -132,7 +132,7 @@ fn of_a_cluster_that_is_made_or_started() {
     }
 }
 
-/// The account is whoever replaces a file amid the steps: here `initdb` and `postgres` do, which the account runs.
+/// The account replaces a file between two steps: `initdb` and `postgres`, which run as the account, do it here.
 #[test]
 fn of_a_cluster_amid_its_start() {
     if !is_root() {

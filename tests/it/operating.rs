@@ -84,7 +84,7 @@ fn an_older_release_goes_on_beside_a_newer_one() {
     }
     newer.logs("applied migration V4");
     every_verb(&url, "after");
-    // The trigger calls the function of the newer release, whoever changes a user.
+    // The trigger calls the function of the newer release, for a change by the older one, too.
     let ada = older.client().get("/users?email=ada@example.com").json()["data"][0]["id"].clone();
     let path = format!("/users/{}", ada.as_str().unwrap());
     assert_eq!(older.client().request("PUT", &path, &[], r#"{"name":"A"}"#).status, 200);
