@@ -1,12 +1,16 @@
 //! The documents: where a person finds what, links that lead somewhere, the table of settings, and the lines of docs/curl.md
 //! and docs/import.md, which print what these say, and those of the README and docs/testing.md for tests in any language.
 
-use crate::support::{Database, PASSWORD, Service, TOKEN, TempDir, blocks, masked, shell};
+use crate::support::{Account, Database, PASSWORD, Service, TOKEN, TempDir, USERD, blocks, shell};
+use nix::unistd::{Gid, Uid};
 use postgres::SimpleQueryMessage;
 use std::{
     collections::BTreeSet,
     env, fs,
-    os::unix::fs::PermissionsExt,
+    os::unix::{
+        fs::{PermissionsExt, symlink},
+        process::CommandExt,
+    },
     path::Path,
     process::{Command, Stdio},
 };
@@ -115,27 +119,67 @@ fn curl_blocks() -> Vec<(&'static str, &'static str)> {
     CURL.split("\n```sh\n").skip(1).map(block).collect()
 }
 
+/// Pages whose blocks run here from top to bottom, as `.ci/blocks` says.
+const PAGES: [&str; 1] = ["docs/curl.md"];
+
+/// Runs a page's script, with ports and processes of its own if it is run by root, and as PostgreSQL's account then.
+const ENTER: &str = r#"
+    [ "$(id -u)" = 0 ] || exec timeout 300 sh "$0"
+    mkdir .rust
+    exec timeout 300 unshare --net --mount --pid --mount-proc --fork --kill-child sh -ec '
+        ip link set lo up
+        mount --bind "$1" .rust
+        exec setpriv --reuid "$2" --regid "$2" --clear-groups sh "$0"' "$0" "$1" "$2""#;
+
 #[test]
-fn the_lines_print_what_it_says() {
-    let (service, dir) = (Service::start(), TempDir::new());
-    let url = service.server.base_url();
-    let blocks = curl_blocks();
-    assert!(blocks.len() > 5, "{blocks:?}");
-    // One shell runs them all.
-    let script: String = blocks.iter().map(|(lines, _)| format!("{lines}echo '=='\n")).collect();
-    let mut shell = Command::new("sh");
-    shell.args(["-ec", &script.replace("http://localhost:3000", url)]).current_dir(dir.path());
-    let output = shell.env("no_proxy", "*").stdin(Stdio::null()).output().expect("a shell");
-    let (printed, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{said}\n{printed}");
-    let printed = printed.replace('\r', "");
-    let mut found = printed.split("==\n");
-    for (lines, expected) in blocks {
-        let found = found.next().unwrap_or_default();
-        let masked = |text: &str| text.lines().map(masked).collect::<Vec<_>>();
-        assert_eq!(masked(found), masked(expected), "{lines}\n{said}");
+fn pages_run_from_top_to_bottom() {
+    let chosen = env::var("PAGE").unwrap_or_default();
+    for page in PAGES.into_iter().filter(|page| page.contains(&chosen)) {
+        run_page(page, &Account::new());
     }
-    assert_eq!(said, "");
+}
+
+/// Runs the blocks of a page in the account's directory. Returns what they have printed.
+fn run_page(page: &str, account: &Account) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let output = |command: &mut Command| {
+        let output = command.output().expect("a program");
+        let [printed, said] =
+            [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+        assert!(output.status.success(), "{page}:\n{printed}{said}");
+        printed.trim_end().to_owned()
+    };
+    let mut script = output(Command::new(root.join(".ci/blocks")).arg(page).current_dir(root));
+    let databases = [(); 2].map(|()| Database::empty());
+    for (database, host) in databases.iter().zip(["host", "new-host"]) {
+        let url =
+            format!("postgres://postgres@{}/{}", database.socket_dir().replace('/', "%2F"), database.name());
+        script = script.replace(&format!("postgres://user:password@{host}/name"), &url);
+    }
+    let file = account.write("page.sh", &script);
+    symlink(root.join("examples"), account.dir().join("examples")).expect("a fresh directory");
+    let node = output(&mut Command::new(root.join(".ci/npm/node")));
+    let programs = [USERD, &node].map(|program| Path::new(program).parent().expect("a directory").to_owned());
+    let path = env::split_paths(&env::var_os("PATH").unwrap_or_default()).collect::<Vec<_>>();
+    let path = programs.into_iter().chain([account.dir().join(".rust/bin")]).chain(path);
+    let mut command = account.command("sh");
+    command.uid(Uid::effective().as_raw()).gid(Gid::effective().as_raw());
+    command.args(["-c", ENTER]).arg(file).arg(output(Command::new("rustc").args(["--print", "sysroot"])));
+    command.arg(&account.name).env("PATH", env::join_paths(path).expect("plain names"));
+    output(command.env_remove("PGHOST").env_remove("PGUSER").stdout(Stdio::piped()).stderr(Stdio::piped()))
+}
+
+/// The list of blocks that are not run is short; each entry has a reason, and is there for a block.
+#[test]
+fn few_blocks_are_not_run() {
+    let list = include_str!("../../.ci/not-run");
+    let entries: Vec<&str> = list.lines().filter(|line| !line.starts_with('#')).collect();
+    assert!(entries.len() <= 10, "{entries:?}");
+    for entry in entries {
+        let (beginning, reason) = entry.split_once('\t').expect("a tab");
+        let is_used = documents().iter().any(|(_, text)| text.contains(&format!("\n{beginning}")));
+        assert!(is_used && !reason.is_empty(), "{entry}");
+    }
 }
 
 /// The tests in a shell, Python, Node and Rust, each in a directory that has nothing else.

@@ -14,8 +14,9 @@ pub type Ended = (i32, String, String);
 pub fn blocks<'a>(page: &'a str, behind: &str) -> Vec<&'a str> {
     let (_, rest) = page.split_once(behind).unwrap_or_else(|| panic!("the page has {behind:?}"));
     let chapter = rest.split("\n## ").next().expect("all that follows");
-    let blocks = chapter.split("\n```sh\n").skip(1);
-    blocks.map(|block| block.split_once("```").expect("it ends").0).collect()
+    // Behind `sh` is a mark that says where the block runs.
+    let blocks = chapter.split("\n```sh").skip(1).filter_map(|block| block.split_once('\n'));
+    blocks.map(|(_, block)| block.split_once("```").expect("it ends").0).collect()
 }
 
 /// Runs lines of a shell that finds userd, in a directory and with these variables.
