@@ -78,9 +78,6 @@ pub enum Error {
         /// The SQLSTATE; empty where the connection broke.
         code: String,
     },
-    /// A lock was not granted, a concurrent transaction took precedence, or other passwords are being checked. Nothing was
-    /// changed: the request may succeed later.
-    Contended,
     /// Something did not become free, or did not finish, in time, or the database cannot do it for now; holds what.
     Unavailable(Cow<'static, str>),
     /// The service cannot take the request now; holds why.
@@ -162,7 +159,7 @@ impl Error {
             Error::Gone => fixed(410, "Gone"),
             Error::PreconditionFailed => fixed(412, "Precondition failed"),
             Error::Database { .. } => fixed(500, "Database error"),
-            Error::Unavailable(_) | Error::Busy(_) | Error::Contended => {
+            Error::Unavailable(_) | Error::Busy(_) => {
                 fixed(503, "Service unavailable").with("Retry-After", "1")
             }
             Error::LazyLoadingViolation(_) | Error::Internal(_) => fixed(500, "Internal server error"),
@@ -220,9 +217,6 @@ impl fmt::Display for Error {
             Error::Internal(what) => write!(f, "internal error: {what}"),
             Error::Unavailable(what) => write!(f, "unavailable: {what}"),
             Error::Busy(reason) => write!(f, "unavailable: {}", reason.text()),
-            Error::Contended => f.write_str(
-                "unavailable: locks, or checks of other passwords, blocked a request for too long",
-            ),
             Error::Database { message, .. } => write!(f, "database error: {message}"),
             Error::BadRequest(rule) => write!(f, "bad request: {rule}"),
             Error::NotImplemented(what) => write!(f, "not implemented: {what}"),
@@ -344,7 +338,7 @@ mod tests {
                 500,
                 r#"{"error":"Database error"}"#,
             ),
-            (Error::Contended, 503, r#"{"error":"Service unavailable"}"#),
+            (Error::Unavailable("a lock".into()), 503, r#"{"error":"Service unavailable"}"#),
             (Error::LazyLoadingViolation("credential"), 500, r#"{"error":"Internal server error"}"#),
             (Error::Internal("panic".into()), 500, r#"{"error":"Internal server error"}"#),
             (

@@ -27,7 +27,7 @@ pub const WRITTEN: &[&str] = &["users", "credentials", "idempotency_keys"];
 pub const TABLES: &[&str] = &[WRITTEN[0], WRITTEN[1], WRITTEN[2], "user_counts", migrate::HISTORY];
 
 pub use pool::Pool;
-pub use sqlstate::explain;
+pub use sqlstate::{Failure, explain};
 #[cfg(feature = "command")]
 pub use sqlstate::{is_contended, lacks_unique_index, taken};
 pub(crate) use sqlstate::{is_of_rows, is_of_value, none_if_untranslatable};

@@ -4,7 +4,7 @@ use super::blocking::outside_of_runtimes;
 use super::connect::{ConnectError, Servers};
 use super::session::{Param, Session};
 use super::settings;
-use super::sqlstate::Meaning;
+use super::sqlstate::{Failure, Meaning};
 use crate::{config::Config, error::Error, metrics::Text};
 use parking_lot::Mutex;
 use postgres::Row;
@@ -73,14 +73,14 @@ impl Pool {
     /// new one, and a change only if the server has certainly not executed it; [`Error::Unavailable`] if that breaks, too.
     ///
     /// Blocks for a free connection up to the acquire time-out, then [`Error::Unavailable`]; and for an answer, as
-    /// which the database sends [`Error::Unavailable`] after the statement time-out. [`Error::Contended`] if a lock was
+    /// which the database sends [`Error::Unavailable`] after the statement time-out. [`Failure::Contended`] if a lock was
     /// not granted within the lock time-out.
     pub fn execute(
         &self,
         sql: &'static str,
         params: &[Param],
         deadline: Option<Instant>,
-    ) -> Result<Vec<Row>, Error> {
+    ) -> Result<Vec<Row>, Failure> {
         let mut is_repeated = false;
         loop {
             let mut session = self.session()?;
@@ -91,7 +91,7 @@ impl Pool {
                     continue;
                 }
                 if Instant::now() + self.statement_timeout > deadline {
-                    return Err(Error::Unavailable("a change could not be sent in time".into()));
+                    return Err(Error::Unavailable("a change could not be sent in time".into()).into());
                 }
             }
             let failure = match session.query(sql, params) {
@@ -115,8 +115,8 @@ impl Pool {
             drop(session);
             let is_harmless = is_broken && (deadline.is_none() || !failure.sent);
             if is_repeated || !is_stale && !is_harmless {
-                let lost = || Error::Unavailable(failure.error.to_string().into());
-                return Err(if is_harmless { lost() } else { failure.error });
+                let lost = |failure: Failure| Error::Unavailable(failure.into_error().to_string().into());
+                return Err(if is_harmless { lost(failure.failure).into() } else { failure.failure });
             }
             is_repeated = true;
             let count = if is_broken { &self.figures.broken } else { &self.figures.stale };

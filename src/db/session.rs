@@ -1,7 +1,6 @@
 //! One connection with the statements that were prepared on it, and what a failed statement means for both.
 
-use super::sqlstate::{Meaning, condition};
-use crate::error::Error;
+use super::sqlstate::{Failure, Meaning};
 use postgres::fallible_iterator::FallibleIterator;
 use postgres::types::{ToSql, Type};
 use postgres::{Client, Row, Statement};
@@ -29,8 +28,8 @@ pub(super) struct QueryFailure {
     /// True if the statement itself, not only its preparation, was given to the connection. If that is broken, the
     /// server may have executed it.
     pub(super) sent: bool,
-    /// The answer, unless the statement is executed again.
-    pub(super) error: Error,
+    /// The outcome, unless the statement is executed again.
+    pub(super) failure: Failure,
 }
 
 impl Session {
@@ -69,7 +68,7 @@ impl Session {
         self.answered = Instant::now();
         rows.map_err(|error| {
             let meaning = if self.connection.is_closed() { Meaning::Broken } else { Meaning::of(&error) };
-            QueryFailure { meaning, sent, error: condition(sql, &error) }
+            QueryFailure { meaning, sent, failure: Failure::of(sql, &error) }
         })
     }
 }

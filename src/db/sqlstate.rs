@@ -3,7 +3,7 @@
 //! | SQLSTATE | what it says | condition |
 //! |---|---|---|
 //! | 23505 | a value that must be unique is taken | `AlreadyExists` |
-//! | 40001, 40P01, 55P03 | a lock or a concurrent transaction was met | `Contended`, once retries have not helped |
+//! | 40001, 40P01, 55P03 | a lock or a concurrent transaction was met | [`Failure::Contended`] |
 //! | 25006 | the database takes no changes for now, or another server does | `Unavailable` |
 //! | 53xxx | disk, memory or connections are used up for now | `Unavailable` |
 //! | 57014 | the statement was cancelled, or its time was up | `Unavailable` |
@@ -52,8 +52,40 @@ impl Meaning {
     }
 }
 
+/// Why a statement has no rows, or a command no answer yet.
+#[derive(Debug, Clone)]
+pub enum Failure {
+    /// A lock was not granted, a concurrent transaction took precedence, or other passwords are being checked. Nothing was
+    /// changed: a retry may succeed.
+    Contended,
+    /// Any other reason: the client is told, and no retry follows.
+    Error(Error),
+}
+
+impl Failure {
+    /// Returns why a statement has failed. `sql` is its text.
+    pub(super) fn of(sql: &'static str, error: &postgres::Error) -> Failure {
+        if is_contended(error) { Failure::Contended } else { Failure::Error(condition(sql, error)) }
+    }
+
+    /// Returns the error if no retry follows.
+    pub(crate) fn into_error(self) -> Error {
+        const BLOCKED: &str = "locks, or checks of other passwords, blocked a request for too long";
+        match self {
+            Failure::Contended => Error::Unavailable(BLOCKED.into()),
+            Failure::Error(error) => error,
+        }
+    }
+}
+
+impl<E: Into<Error>> From<E> for Failure {
+    fn from(error: E) -> Failure {
+        Failure::Error(error.into())
+    }
+}
+
 /// Returns the condition that a failed statement is answered with. `sql` is its text, or empty.
-pub(super) fn condition(sql: &'static str, error: &postgres::Error) -> Error {
+fn condition(sql: &'static str, error: &postgres::Error) -> Error {
     match code(error) {
         "23505" => {
             let constraint = error.as_db_error().and_then(DbError::constraint).unwrap_or_default();
@@ -64,7 +96,6 @@ pub(super) fn condition(sql: &'static str, error: &postgres::Error) -> Error {
             }
             Error::AlreadyExists
         }
-        "55P03" | "40P01" | "40001" => Error::Contended,
         "57014" => Error::Unavailable("the database cancelled a statement".into()),
         code if code == "25006" || code.starts_with("53") => Error::Unavailable(
             format!("the database cannot execute a statement now: {}", explain(error)).into(),
@@ -92,10 +123,10 @@ impl From<postgres::Error> for StartError {
 /// Returns whether the rows of a statement may have caused its refusal, so that some of them may be accepted without the
 /// others: any error but those of the connection and of the server (SQLSTATE classes 08, 57, 58 and XX). Triggers raise
 /// errors of any class.
-pub(crate) fn is_of_rows(error: &Error) -> bool {
-    match error {
-        Error::AlreadyExists => true,
-        Error::Database { code, .. } => {
+pub(crate) fn is_of_rows(failure: &Failure) -> bool {
+    match failure {
+        Failure::Error(Error::AlreadyExists) => true,
+        Failure::Error(Error::Database { code, .. }) => {
             !code.is_empty() && !["08", "57", "58", "XX"].iter().any(|class| code.starts_with(class))
         }
         _ => false,
@@ -109,9 +140,14 @@ pub(crate) fn is_of_value(error: &Error) -> bool {
 
 /// Returns the outcome of a search by `text`: none if the encoding of the database has no such characters (SQLSTATE 22P05).
 /// Every encoding has those of ASCII, so that a row with other bytes was refused then.
-pub(crate) fn none_if_untranslatable<T: Default>(text: &str, found: Result<T, Error>) -> Result<T, Error> {
+pub(crate) fn none_if_untranslatable<T: Default>(
+    text: &str,
+    found: Result<T, Failure>,
+) -> Result<T, Failure> {
     match found {
-        Err(Error::Database { code, .. }) if code == "22P05" && !text.is_ascii() => Ok(T::default()),
+        Err(Failure::Error(Error::Database { code, .. })) if code == "22P05" && !text.is_ascii() => {
+            Ok(T::default())
+        }
         found => found,
     }
 }
@@ -154,10 +190,9 @@ pub fn taken(error: &postgres::Error) -> Option<&str> {
     error.as_db_error().filter(|error| error.code().code() == "23505")?.constraint()
 }
 
-/// Returns whether a statement has met a lock or a concurrent transaction, as [`Error::Contended`] says.
-#[cfg(feature = "command")]
+/// Returns whether a statement has met a lock or a concurrent transaction.
 pub fn is_contended(error: &postgres::Error) -> bool {
-    matches!(condition("", error), Error::Contended)
+    matches!(code(error), "55P03" | "40P01" | "40001")
 }
 
 /// Returns whether a table lacks the unique index that `on conflict` names (SQLSTATE 42P10).

@@ -159,9 +159,7 @@ impl Error {
             Error::LazyLoadingViolation(_) | Error::Internal(_) => {
                 log_line(Severe, request, format_args!("{self}"));
             }
-            Error::Unavailable(_) | Error::Busy(_) | Error::Contended => {
-                log_line(Warn, request, format_args!("{self}"))
-            }
+            Error::Unavailable(_) | Error::Busy(_) => log_line(Warn, request, format_args!("{self}")),
             _ => {}
         }
     }

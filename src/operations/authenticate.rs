@@ -3,7 +3,7 @@
 //! An address without a user takes the same steps as one with a user, and the same time.
 
 use super::{Lane, Needs, Operations, Outcome};
-use crate::db::{none_if_untranslatable, rows::credential, session::Param};
+use crate::db::{Failure, none_if_untranslatable, rows::credential, session::Param};
 use crate::error::Error;
 use crate::http::{PeerKey, Request, Response, counted_as};
 use crate::input::body;
@@ -48,7 +48,7 @@ pub(crate) const REPLACE_HASH: &str =
     "update credentials set password_hash = $3 where user_id = $1 and password_hash::text = $2";
 
 impl Operations {
-    pub(super) fn find_by_email_with_credential(&self, email: &str) -> Result<Option<User>, Error> {
+    pub(super) fn find_by_email_with_credential(&self, email: &str) -> Result<Option<User>, Failure> {
         let rows = self.pool.execute(FIND_WITH_CREDENTIAL, &[(&email, Type::TEXT)], None);
         let rows = none_if_untranslatable(email, rows)?;
         let user = |row| {
@@ -59,17 +59,17 @@ impl Operations {
 }
 
 impl Authenticate {
-    pub(super) fn execute(&mut self, operations: &Operations, deadline: Instant) -> Outcome {
+    pub(super) fn execute(&mut self, operations: &Operations, deadline: Instant) -> Result<Outcome, Failure> {
         if let Some(outdated) = self.outdated.take() {
             let (user, old, new) = *outdated;
             // The login has succeeded, even if the new hash is not stored: the next one tries again.
             let params: [Param; 3] =
                 [(&user.id, Type::INT8), (&old.as_phc(), Type::TEXT), (&new.as_phc(), Type::TEXT)];
             match operations.pool.execute(REPLACE_HASH, &params, Some(deadline)) {
-                Ok(_) | Err(Error::Contended) => {}
-                Err(error) => error.log(None),
+                Ok(_) | Err(Failure::Contended) => {}
+                Err(Failure::Error(error)) => error.log(None),
             }
-            return Ok(Some(Response::json(200, &user)));
+            return Ok(Response::json(200, &user).into());
         }
         let attempt = operations.throttle.admit(&self.email, self.peer)?;
         let user = operations.find_by_email_with_credential(&self.email)?;
@@ -83,13 +83,13 @@ impl Authenticate {
         match (verdict, user, hash) {
             ((Match::None, _), ..) | (_, None, _) => {
                 attempt.wrong();
-                Err(Error::InvalidCredentials)
+                Err(Error::InvalidCredentials.into())
             }
             ((_, Some(new)), Some(user), Some(old)) => {
                 self.outdated = Some(Box::new((user, old, new)));
-                Ok(None)
+                Ok(Outcome::Continued)
             }
-            (_, Some(user), _) => Ok(Some(Response::json(200, &user))),
+            (_, Some(user), _) => Ok(Response::json(200, &user).into()),
         }
     }
 }

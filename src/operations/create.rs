@@ -4,7 +4,7 @@
 //! thread that hashes looks the key up and hashes first.
 
 use super::{Change, Item, Lane, Needs, Operations, Outcome};
-use crate::db::{Pool, session::Param};
+use crate::db::{Failure, Pool, session::Param};
 use crate::error::Error;
 use crate::http::{Request, Response, counted_as};
 use crate::input::{self, etag, validation::BodySchema};
@@ -132,7 +132,7 @@ impl Create {
         // The first create of a key is stored; the others find it kept when they are retried.
         creates.retain_mut(|Item { command, outcome, .. }| {
             let is_first = command.key.is_none_or(|(key, _)| keys.insert(key));
-            **outcome = Err(Error::Contended);
+            **outcome = (!is_first).then_some(Outcome::Retried);
             is_first
         });
         let (keyed, others): (Vec<_>, Vec<_>) =
@@ -143,41 +143,41 @@ impl Create {
     }
 
     /// Looks the key up, if there is one, and hashes the password.
-    pub(super) fn hash(&mut self, operations: &Operations) -> Outcome {
+    pub(super) fn hash(&mut self, operations: &Operations) -> Result<Outcome, Failure> {
         if let Some((key, _)) = &self.key
             && let Some(kept) = operations.find_kept(key)?
         {
             return self.repeat(operations, &kept);
         }
         self.hash = operations.hash(self.user.password.as_ref())?;
-        Ok(None)
+        Ok(Outcome::Continued)
     }
 
     /// Executes the create alone. Returns the user that it or an earlier create with its key has stored.
-    pub(crate) fn store(&self, operations: &Operations, deadline: Instant) -> Result<Created, Error> {
+    pub(crate) fn store(&self, operations: &Operations, deadline: Instant) -> Result<Created, Failure> {
         match Create::batch(&operations.pool, &[self], deadline) {
-            Err(Error::AlreadyExists) => self.stored(operations, None),
+            Err(Failure::Error(Error::AlreadyExists)) => self.stored(operations, None),
             rows => self.stored(operations, rows?.first()),
         }
     }
 
     /// Returns the user of the create's row. Without a row, the address or the key is taken: an earlier create with this
     /// key may have been answered.
-    fn stored(&self, operations: &Operations, row: Option<&Row>) -> Result<Created, Error> {
+    fn stored(&self, operations: &Operations, row: Option<&Row>) -> Result<Created, Failure> {
         if let Some(row) = row {
-            return operations.created(row);
+            return Ok(operations.created(row)?);
         }
         let kept = self.key.as_ref().map_or(Ok(None), |(key, _)| operations.find_kept(key))?;
-        kept.ok_or(Error::AlreadyExists)
+        Ok(kept.ok_or(Error::AlreadyExists)?)
     }
 }
 
 impl Operations {
     /// Finds the answer that was kept of a key that has not expired. One round trip. [`Error::Gone`] if its user was
     /// deleted since.
-    fn find_kept(&self, key: &Key) -> Result<Option<Created>, Error> {
+    fn find_kept(&self, key: &Key) -> Result<Option<Created>, Failure> {
         let rows = self.pool.execute(FIND_KEPT, &[(&key.0.as_slice(), Type::BYTEA)], None)?;
-        rows.first().map(|row| self.created(row)).transpose()
+        Ok(rows.first().map(|row| self.created(row)).transpose()?)
     }
 
     /// Reads the outcome of a create.
@@ -195,7 +195,7 @@ impl Operations {
 }
 
 impl Change for Create {
-    fn batch(pool: &Pool, given: &[&Self], deadline: Instant) -> Result<Vec<Row>, Error> {
+    fn batch(pool: &Pool, given: &[&Self], deadline: Instant) -> Result<Vec<Row>, Failure> {
         if let [Create { user: NewUser { name, email, password: _ }, key: None, hash: None, .. }] = given {
             return pool.execute(CREATE, &[(name, Type::TEXT), (email, Type::TEXT)], Some(deadline));
         }
@@ -220,43 +220,43 @@ impl Change for Create {
         }
     }
 
-    fn settle(&mut self, operations: &Operations, row: Option<&Row>) -> Outcome {
+    fn settle(&mut self, operations: &Operations, row: Option<&Row>) -> Result<Outcome, Failure> {
         let created = self.stored(operations, row)?;
         self.answer(operations, &created)
     }
 
-    fn alone(&mut self, operations: &Operations, deadline: Instant) -> Outcome {
+    fn alone(&mut self, operations: &Operations, deadline: Instant) -> Result<Outcome, Failure> {
         let created = self.store(operations, deadline)?;
         self.answer(operations, &created)
     }
 }
 
 impl Create {
-    fn answer(&mut self, operations: &Operations, created: &Created) -> Outcome {
+    fn answer(&mut self, operations: &Operations, created: &Created) -> Result<Outcome, Failure> {
         if created.earlier.is_none() {
-            Ok(Some(created.answer()))
+            Ok(created.answer().into())
         } else if self.hash.take().is_some() {
             // A thread that hashes compares the password.
-            Ok(None)
+            Ok(Outcome::Continued)
         } else {
             self.repeat(operations, created)
         }
     }
 
     /// Answers as the earlier create with its key was answered, if it has the same body.
-    fn repeat(&self, operations: &Operations, kept: &Created) -> Outcome {
+    fn repeat(&self, operations: &Operations, kept: &Created) -> Result<Outcome, Failure> {
         if self.key.map(|(_, own)| own) != kept.earlier {
-            return Err(Error::KeyReused);
+            return Err(Error::KeyReused.into());
         }
         // The answer tells whether the password is right, as a login's does.
         if let (hash @ Some(_), Some(password)) = (kept.password_hash.as_ref(), &self.user.password) {
             let attempt = operations.throttle.admit(&self.user.email, self.peer.map(counted_as))?;
             if operations.with_hash(hash, |hasher| hasher.check(password, hash))? == Match::None {
                 attempt.wrong();
-                return Err(Error::KeyReused);
+                return Err(Error::KeyReused.into());
             }
         }
-        Ok(Some(kept.answer().with("Idempotency-Replayed", "true")))
+        Ok(kept.answer().with("Idempotency-Replayed", "true").into())
     }
 }
 

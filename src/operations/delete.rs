@@ -1,7 +1,7 @@
 //! `DELETE /users/{id}`: removes a user, in the states that the request allows.
 
 use super::{Change, Lane, Needs, Operations, Outcome, changed, tag, tags};
-use crate::db::{Pool, session::Param};
+use crate::db::{Failure, Pool, session::Param};
 use crate::error::Error;
 use crate::http::{Request, Response};
 use crate::input::condition;
@@ -56,7 +56,7 @@ pub(crate) const DELETE_MANY: &str = "
         left join lateral (select * from users where id = given.asked limit 1) s on true";
 
 impl Change for Delete {
-    fn batch(pool: &Pool, given: &[&Self], deadline: Instant) -> Result<Vec<Row>, Error> {
+    fn batch(pool: &Pool, given: &[&Self], deadline: Instant) -> Result<Vec<Row>, Failure> {
         let ids: Vec<i64> = given.iter().map(|delete| delete.id).collect();
         let (any, versions, times) = tags(given.iter().map(|delete| &delete.condition));
         let params: [Param; 4] = [
@@ -68,12 +68,12 @@ impl Change for Delete {
         pool.execute(DELETE_MANY, &params, Some(deadline))
     }
 
-    fn settle(&mut self, _: &Operations, row: Option<&Row>) -> Outcome {
+    fn settle(&mut self, _: &Operations, row: Option<&Row>) -> Result<Outcome, Failure> {
         changed(row)?;
-        Ok(Some(Response::no_content()))
+        Ok(Response::no_content().into())
     }
 
-    fn alone(&mut self, operations: &Operations, deadline: Instant) -> Outcome {
+    fn alone(&mut self, operations: &Operations, deadline: Instant) -> Result<Outcome, Failure> {
         let Delete { id, condition } = self;
         let before = if condition.is_simple() { None } else { Some(operations.allowed(*id, condition)?) };
         let (is_any, version, updated_at) = tag(condition, before.as_ref());
@@ -84,12 +84,12 @@ impl Change for Delete {
             (&updated_at, Type::TIMESTAMPTZ),
         ];
         if !operations.pool.execute(DELETE, &params, Some(deadline))?.is_empty() {
-            return Ok(Some(Response::no_content()));
+            return Ok(Response::no_content().into());
         }
         if !condition.is_empty() {
             operations.allowed(*id, condition)?;
         }
         // The user has moved from one allowed state to another, or a trigger has kept the user.
-        Err(if before.is_some() { Error::Contended } else { Error::NotFound })
+        Err(if before.is_some() { Failure::Contended } else { Error::NotFound.into() })
     }
 }

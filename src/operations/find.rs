@@ -1,7 +1,7 @@
 //! `GET /users/{id}`: finds a user; 304 if the client has it already.
 
-use super::{Item, Operations, Outcome, one};
-use crate::db::{Pool, blocking::outside_of_runtimes, rows::credential};
+use super::{Item, Operations, one};
+use crate::db::{Failure, Pool, blocking::outside_of_runtimes, rows::credential};
 use crate::error::Error;
 use crate::http::{Request, Response};
 use crate::input::{condition, etag};
@@ -38,12 +38,12 @@ pub(crate) const FIND_CREDENTIAL: &str = "select password_hash from credentials 
 
 impl Operations {
     /// Finds the users with these ids, in any order. One round trip, or none without ids.
-    pub fn find_many(&self, ids: &[i64]) -> Result<Vec<User>, Error> {
+    pub fn find_many(&self, ids: &[i64]) -> Result<Vec<User>, Failure> {
         if ids.is_empty() {
             return Ok(Vec::new());
         }
         let rows = self.pool.execute(FIND, &[(&ids, Type::INT8_ARRAY)], None)?;
-        rows.iter().map(|row| self.user(row)).collect()
+        rows.iter().map(|row| Ok(self.user(row)?)).collect()
     }
 }
 
@@ -54,7 +54,8 @@ pub(super) fn loader(pool: &Arc<Pool>) -> Loader<Credential> {
     Arc::new(move |owner| {
         outside_of_runtimes(|| {
             let pool = weak.upgrade().ok_or_else(|| Error::Unavailable("the service has stopped".into()))?;
-            let rows = pool.execute(FIND_CREDENTIAL, &[(&owner, Type::INT8)], None)?;
+            let rows =
+                pool.execute(FIND_CREDENTIAL, &[(&owner, Type::INT8)], None).map_err(Failure::into_error)?;
             rows.first().map_or(Ok(None), credential)
         })
     })
@@ -66,19 +67,20 @@ impl Find {
         let ids: Vec<i64> = finds.iter().map(|find| find.command.id).collect();
         let users = operations.find_many(&ids);
         for Item { command, outcome, .. } in finds {
-            *outcome = users.as_ref().map_err(Error::clone).and_then(|users| {
+            let answered = users.as_ref().map_err(Failure::clone).and_then(|users| {
                 let found = users.iter().find(|user| user.id == command.id);
-                command.answer(found.ok_or(Error::NotFound)?)
+                Ok(command.answer(found.ok_or(Error::NotFound)?)?.into())
             });
+            *outcome = Some(answered.into());
         }
     }
 
-    fn answer(&self, user: &User) -> Outcome {
+    fn answer(&self, user: &User) -> Result<Response, Error> {
         let (condition, revision) = (self.then.as_ref().map_err(Error::clone)?, user.revision());
         if condition.holds(revision) {
-            Ok(Some(one(200, user)))
+            Ok(one(200, user))
         } else if condition.allows(revision) {
-            Ok(Some(Response::not_modified().with("ETag", etag(revision))))
+            Ok(Response::not_modified().with("ETag", etag(revision)))
         } else {
             Err(Error::PreconditionFailed)
         }

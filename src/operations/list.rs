@@ -1,7 +1,7 @@
 //! `GET /users`: a page of all users, the users that follow an id, or the users that an address or ids name.
 
 use super::{Item, Lane, Needs, Operations};
-use crate::db::{none_if_untranslatable, session::Param};
+use crate::db::{Failure, none_if_untranslatable, session::Param};
 use crate::error::Error;
 use crate::http::{Request, Response};
 use crate::input::list_request;
@@ -85,7 +85,7 @@ pub(crate) const FIND_BY_EMAIL: &str = r#"
     ) found"#;
 
 impl Operations {
-    pub fn pages(&self, asked: &[PageRequest]) -> Result<Vec<Listed>, Error> {
+    pub fn pages(&self, asked: &[PageRequest]) -> Result<Vec<Listed>, Failure> {
         let firsts: Vec<_> = asked.iter().map(|page| page.offset()).collect();
         let limits: Vec<_> = asked.iter().map(|page| i64::from(page.per_page)).collect();
         let from_end: Vec<_> = asked.iter().map(|page| page.is_from_end).collect();
@@ -94,13 +94,13 @@ impl Operations {
         self.lists(PAGES, &params, asked.len())
     }
 
-    pub fn walks(&self, asked: &[(i64, u32)]) -> Result<Vec<Listed>, Error> {
+    pub fn walks(&self, asked: &[(i64, u32)]) -> Result<Vec<Listed>, Failure> {
         let (ids, limits): (Vec<_>, Vec<_>) =
             asked.iter().map(|(after, most)| (*after, i64::from(*most) + 1)).unzip();
         self.lists(WALKS, &[(&ids, Type::INT8_ARRAY), (&limits, Type::INT8_ARRAY)], asked.len())
     }
 
-    fn list_by_prefix(&self, prefix: &str, most: u32) -> Result<Listed, Error> {
+    fn list_by_prefix(&self, prefix: &str, most: u32) -> Result<Listed, Failure> {
         let most = i64::from(most) + 1;
         let lists = self.lists(BY_PREFIX, &[(&prefix, Type::TEXT), (&most, Type::INT8)], 1);
         let mut listed = none_if_untranslatable(prefix, lists.map(|mut lists| lists.remove(0)))?;
@@ -109,7 +109,7 @@ impl Operations {
         Ok(listed)
     }
 
-    fn lists(&self, sql: &'static str, asked: &[Param], count: usize) -> Result<Vec<Listed>, Error> {
+    fn lists(&self, sql: &'static str, asked: &[Param], count: usize) -> Result<Vec<Listed>, Failure> {
         let mut lists: Vec<Listed> = (0..count).map(|_| Listed::default()).collect();
         let rows = if count == 0 { Vec::new() } else { self.pool.execute(sql, asked, None)? };
         for row in rows {
@@ -126,7 +126,7 @@ impl Operations {
         Ok(lists)
     }
 
-    pub fn find_by_email(&self, emails: &[&str]) -> Result<Vec<Listed>, Error> {
+    pub fn find_by_email(&self, emails: &[&str]) -> Result<Vec<Listed>, Failure> {
         let found = self.lists(FIND_BY_EMAIL, &[(&emails, Type::TEXT_ARRAY)], emails.len());
         let [email] = emails else { return found };
         let found = none_if_untranslatable(email, found.map(|mut lists| lists.remove(0)));
@@ -153,7 +153,7 @@ impl List {
         let mut walks = operations.walks(&walks).map(Vec::into_iter);
         let mut found = operations.find_by_email(&emails).map(Vec::into_iter);
         let users = operations.find_many(&ids).map(|users| users.into_iter().map(|user| (user.id, user)));
-        let users: Result<HashMap<i64, User>, Error> = users.map(Iterator::collect);
+        let users: Result<HashMap<i64, User>, Failure> = users.map(Iterator::collect);
         for list in lists {
             let listed = match &list.command.0 {
                 ListRequest::Paged { email: None, .. } => next(&mut pages),
@@ -162,13 +162,13 @@ impl List {
                     Selection::After(_) => next(&mut walks),
                     Selection::Prefix(prefix) => operations.list_by_prefix(prefix, *per_page),
                     // Two lists may name one user.
-                    Selection::Ids(ids) => users.as_ref().map_err(Error::clone).map(|users| {
+                    Selection::Ids(ids) => users.as_ref().map_err(Failure::clone).map(|users| {
                         let users = ids.iter().filter_map(|id| users.get(id).cloned()).collect();
                         Listed { total: 0, users }
                     }),
                 },
             };
-            *list.outcome = listed.map(|listed| Some(list.command.answer(listed)));
+            *list.outcome = Some(listed.map(|listed| list.command.answer(listed).into()).into());
         }
     }
 }
@@ -228,8 +228,8 @@ fn unpaged(selection: &Selection, per_page: u32, mut users: Vec<User>) -> Respon
 }
 
 /// Returns the next list of a statement, or its error.
-fn next(lists: &mut Result<vec::IntoIter<Listed>, Error>) -> Result<Listed, Error> {
-    lists.as_mut().map(|lists| lists.next().unwrap_or_default()).map_err(|error| error.clone())
+fn next(lists: &mut Result<vec::IntoIter<Listed>, Failure>) -> Result<Listed, Failure> {
+    lists.as_mut().map(|lists| lists.next().unwrap_or_default()).map_err(|failure| failure.clone())
 }
 
 /// Characters of an address that a `Link` has as they are.

@@ -24,7 +24,7 @@ pub use update::Update;
 
 use crate::budget::Budget;
 use crate::config::Config;
-use crate::db::{Pool, is_of_rows, is_of_value, rows};
+use crate::db::{Failure, Pool, is_of_rows, is_of_value, rows};
 use crate::error::Error;
 use crate::http::Response;
 use crate::input::{etag, validation::BodySchemas};
@@ -73,28 +73,50 @@ pub enum Command {
     Authenticate(Authenticate),
 }
 
-/// The answer of a command; `None` if the command continues in the lane that it needs now. An error ends the command,
-/// except [`Error::Contended`]: then nothing was changed, and the command may be executed again later.
-pub type Outcome = Result<Option<Response>, Error>;
+/// The end of one execution of a command.
+#[derive(Debug)]
+pub enum Outcome {
+    /// The command is done.
+    Answered(Result<Response, Error>),
+    /// The command continues in the lane of its next step.
+    Continued,
+    /// The command has changed nothing, and is executed again after a pause.
+    Retried,
+}
+
+impl From<Result<Outcome, Failure>> for Outcome {
+    fn from(result: Result<Outcome, Failure>) -> Outcome {
+        result.unwrap_or_else(|failure| match failure {
+            Failure::Contended => Outcome::Retried,
+            Failure::Error(error) => Outcome::Answered(Err(error)),
+        })
+    }
+}
+
+impl From<Response> for Outcome {
+    fn from(response: Response) -> Outcome {
+        Outcome::Answered(Ok(response))
+    }
+}
 
 /// A command of a batch.
 struct Item<'a, C> {
     command: &'a mut C,
     /// The time after which no change is begun.
     deadline: Instant,
-    outcome: &'a mut Outcome,
+    outcome: &'a mut Option<Outcome>,
 }
 
 /// A change that is executed in one statement, and one commit, with others of its kind.
 trait Change: Sized {
     /// Executes changes. Returns rows with the positions of their changes, from 1.
-    fn batch(pool: &Pool, given: &[&Self], deadline: Instant) -> Result<Vec<Row>, Error>;
+    fn batch(pool: &Pool, given: &[&Self], deadline: Instant) -> Result<Vec<Row>, Failure>;
 
     /// Returns the outcome of a change of a batch, by its row if it has one.
-    fn settle(&mut self, operations: &Operations, row: Option<&Row>) -> Outcome;
+    fn settle(&mut self, operations: &Operations, row: Option<&Row>) -> Result<Outcome, Failure>;
 
     /// Executes the change alone.
-    fn alone(&mut self, operations: &Operations, deadline: Instant) -> Outcome;
+    fn alone(&mut self, operations: &Operations, deadline: Instant) -> Result<Outcome, Failure>;
 }
 
 /// A kind of statement, or a hash. Commands of one lane form batches, and wait for no other lane.
@@ -182,21 +204,20 @@ impl Operations {
     /// Executes commands of one lane with as few statements as they allow; returns an outcome for each, in their order.
     /// No change begins past its deadline.
     pub fn execute(&self, mut commands: Vec<(&mut Command, Instant)>) -> Vec<Outcome> {
-        let missing = || Err(Error::Internal("a command has no outcome".to_owned()));
-        let mut outcomes: Vec<Outcome> = commands.iter().map(|_| missing()).collect();
+        let mut outcomes: Vec<Option<Outcome>> = commands.iter().map(|_| None).collect();
         let (mut finds, mut lists) = (vec![], vec![]);
         let (mut creates, mut updates, mut deletes) = (vec![], vec![], vec![]);
         for ((command, deadline), outcome) in commands.iter_mut().zip(&mut outcomes) {
-            let deadline = *deadline;
+            let (deadline, is_hashed) = (*deadline, command.needs().lane == Lane::Hash);
             match &mut **command {
-                Command::Create(create) if create.needs().lane == Lane::Hash => *outcome = create.hash(self),
-                Command::Update(update) if update.needs().lane == Lane::Hash => *outcome = update.hash(self),
+                Command::Create(create) if is_hashed => *outcome = Some(create.hash(self).into()),
+                Command::Update(update) if is_hashed => *outcome = Some(update.hash(self).into()),
                 Command::Find(command) => finds.push(Item { command, deadline, outcome }),
                 Command::List(command) => lists.push(Item { command, deadline, outcome }),
                 Command::Create(command) => creates.push(Item { command, deadline, outcome }),
                 Command::Update(command) => updates.push(Item { command, deadline, outcome }),
                 Command::Delete(command) => deletes.push(Item { command, deadline, outcome }),
-                Command::Authenticate(login) => *outcome = login.execute(self, deadline),
+                Command::Authenticate(login) => *outcome = Some(login.execute(self, deadline).into()),
             }
         }
         Find::execute(self, finds);
@@ -208,11 +229,12 @@ impl Operations {
         let is_batch = commands.len() > 1;
         for (command, outcome) in commands.into_iter().zip(&mut outcomes) {
             let is_read = matches!(command.0, Command::Find(_) | Command::List(_));
-            if is_batch && is_read && outcome.as_ref().is_err_and(is_of_value) {
-                *outcome = self.execute(vec![command]).remove(0);
+            let is_refused = |error: &Error| is_batch && is_read && is_of_value(error);
+            if matches!(outcome, Some(Outcome::Answered(Err(error))) if is_refused(error)) {
+                *outcome = self.execute(vec![command]).pop();
             }
         }
-        outcomes
+        outcomes.into_iter().map(|outcome| outcome.expect("each kind of command is executed")).collect()
     }
 
     /// Executes one command to its end. If it meets another session's lock, it is executed again until its time is up.
@@ -221,13 +243,13 @@ impl Operations {
         let mut retries = 0;
         loop {
             match self.execute(vec![(&mut command, deadline)]).remove(0) {
-                Ok(Some(response)) => return Ok(response),
-                Ok(None) => {}
-                Err(Error::Contended) if Instant::now() + retry_pause(retries) < deadline => {
+                Outcome::Answered(answer) => return answer,
+                Outcome::Continued => {}
+                Outcome::Retried if Instant::now() + retry_pause(retries) < deadline => {
                     thread::sleep(retry_pause(retries));
                     retries += 1;
                 }
-                Err(error) => return Err(error),
+                Outcome::Retried => return Err(Failure::Contended.into_error()),
             }
         }
     }
@@ -239,26 +261,27 @@ impl Operations {
         /// A change whose time is nearly up is not sent, so that the batch does not wait for a session in vain.
         const MARGIN: Duration = Duration::from_millis(100);
         if let [Item { command, deadline, outcome }] = &mut batch[..] {
-            **outcome = command.alone(self, *deadline);
+            **outcome = Some(command.alone(self, *deadline).into());
             return;
         }
         let latest = Instant::now() + self.pool.statement_timeout + MARGIN;
-        let is_in_time = |item: &mut Item<C>| {
-            *item.outcome = Err(Error::Unavailable("a change could not be sent in time".into()));
-            item.deadline >= latest
-        };
-        batch.retain_mut(is_in_time);
+        let (batch, late): (Vec<_>, Vec<_>) = batch.into_iter().partition(|item| item.deadline >= latest);
+        for Item { outcome, .. } in late {
+            let error = Error::Unavailable("a change could not be sent in time".into());
+            *outcome = Some(Outcome::Answered(Err(error)));
+        }
         let Some(earliest) = batch.iter().map(|item| item.deadline).min() else { return };
         let given: Vec<&C> = batch.iter().map(|item| &*item.command).collect();
         let place = |row: Row| Ok((row.try_get("position")?, row));
-        let rows: Result<HashMap<i64, Row>, Error> =
+        let rows: Result<HashMap<i64, Row>, Failure> =
             C::batch(&self.pool, &given, earliest).and_then(|rows| rows.into_iter().map(place).collect());
         for (position, Item { command, deadline, outcome }) in (1..).zip(batch) {
-            *outcome = match &rows {
-                Err(error) if is_of_rows(error) => command.alone(self, deadline),
-                Err(error) => Err(error.clone()),
+            let settled = match &rows {
+                Err(failure) if is_of_rows(failure) => command.alone(self, deadline),
+                Err(failure) => Err(failure.clone()),
                 Ok(rows) => command.settle(self, rows.get(&position)),
             };
+            *outcome = Some(settled.into());
         }
     }
 
@@ -285,9 +308,9 @@ impl Operations {
     }
 
     /// Finds a user whose state meets a condition.
-    fn allowed(&self, id: i64, condition: &Condition) -> Result<User, Error> {
+    fn allowed(&self, id: i64, condition: &Condition) -> Result<User, Failure> {
         let user = self.find_many(&[id])?.pop().ok_or(Error::NotFound)?;
-        if condition.holds(user.revision()) { Ok(user) } else { Err(Error::PreconditionFailed) }
+        if condition.holds(user.revision()) { Ok(user) } else { Err(Error::PreconditionFailed.into()) }
     }
 
     fn user(&self, row: &Row) -> Result<User, Error> {
@@ -296,14 +319,14 @@ impl Operations {
 }
 
 /// Returns the row of a change that was made; `None` if the change is to be executed alone.
-fn changed(row: Option<&Row>) -> Result<Option<&Row>, Error> {
+fn changed(row: Option<&Row>) -> Result<Option<&Row>, Failure> {
     let row = row.ok_or_else(|| Error::Internal("a change has no outcome".into()))?;
     match row.try_get("outcome")? {
         "done" => Ok(Some(row)),
         "by itself" => Ok(None),
-        "precondition failed" => Err(Error::PreconditionFailed),
-        "locked" => Err(Error::Contended),
-        _ => Err(Error::NotFound),
+        "precondition failed" => Err(Error::PreconditionFailed.into()),
+        "locked" => Err(Failure::Contended),
+        _ => Err(Error::NotFound.into()),
     }
 }
 

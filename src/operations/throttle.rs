@@ -4,7 +4,7 @@
 //! the peer with the most of them is refused further accounts, and any other peer takes the place of that peer's oldest
 //! pair. Knows nothing of passwords or of the database: an account that does not exist is counted like any other.
 
-use crate::{error::Error, http::PeerKey};
+use crate::{db::Failure, error::Error, http::PeerKey};
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque, hash_map::RandomState};
 use std::time::{Duration, Instant};
@@ -68,9 +68,9 @@ impl Throttle {
     }
 
     /// Counts a password that is about to be checked. Errors: that of [`check`](Throttle::check); and
-    /// [`Error::Contended`] if the undecided passwords may take all that is left of the limit, so that this one has to wait
+    /// [`Failure::Contended`] if the undecided passwords may take all that is left of the limit, so that this one has to wait
     /// for them.
-    pub fn admit(self: &Arc<Self>, email: &str, peer: PeerKey) -> Result<Attempt, Error> {
+    pub fn admit(self: &Arc<Self>, email: &str, peer: PeerKey) -> Result<Attempt, Failure> {
         if self.limit == 0 {
             return Ok(Attempt(None));
         }
@@ -83,7 +83,7 @@ impl Throttle {
         let count = attempts.pairs.entry(pair).or_default();
         count.refuse(self.limit, now)?;
         if count.undecided + count.wrong.len() >= self.limit {
-            return Err(Error::Contended);
+            return Err(Failure::Contended);
         }
         count.undecided += 1;
         Ok(Attempt(Some((Arc::clone(self), pair))))
@@ -191,7 +191,7 @@ mod tests {
 
     /// Sends a wrong password; an error if it is not checked.
     fn guess(throttle: &Arc<Throttle>, email: &str, peer: PeerKey) -> Result<(), Error> {
-        throttle.admit(email, peer).map(Attempt::wrong)
+        throttle.admit(email, peer).map(Attempt::wrong).map_err(Failure::into_error)
     }
 
     fn advance(throttle: &Throttle, seconds: u64) {
@@ -251,14 +251,14 @@ mod tests {
         }
         let undecided: Vec<_> = iter::repeat_with(|| throttle.admit(ADA, A).unwrap()).take(2).collect();
         // The next one waits for them, and none is refused at once.
-        assert!(matches!(throttle.admit(ADA, A), Err(Error::Contended)));
+        assert!(matches!(throttle.admit(ADA, A), Err(Failure::Contended)));
         throttle.check(ADA, A).unwrap();
         drop(undecided);
         guess(&throttle, ADA, A).unwrap();
         let undecided = throttle.admit(ADA, A).unwrap();
-        assert!(matches!(throttle.admit(ADA, A), Err(Error::Contended)));
+        assert!(matches!(throttle.admit(ADA, A), Err(Failure::Contended)));
         undecided.wrong();
-        assert!(matches!(throttle.admit(ADA, A), Err(Error::TooManyAttempts(60))));
+        assert!(matches!(throttle.admit(ADA, A), Err(Failure::Error(Error::TooManyAttempts(60)))));
         // An account without a wrong password is forgotten.
         drop(throttle.admit("bob@example.com", A).unwrap());
         assert_eq!(throttle.attempts.lock().pairs.len(), 1);
@@ -276,7 +276,7 @@ mod tests {
                 scope.spawn(move || {
                     let attempt = loop {
                         match throttle.admit(ADA, A) {
-                            Err(Error::Contended) => thread::yield_now(),
+                            Err(Failure::Contended) => thread::yield_now(),
                             decided => break decided,
                         }
                     };

@@ -4,7 +4,7 @@
 //! password is hashed; in all other cases the statement of the change finds out.
 
 use super::{Change, Command, Find, Lane, Needs, Operations, Outcome, changed, one, tag, tags};
-use crate::db::{Pool, session::Param};
+use crate::db::{Failure, Pool, session::Param};
 use crate::error::Error;
 use crate::http::Request;
 use crate::input::{self, validation::BodySchema};
@@ -131,14 +131,14 @@ pub(crate) const UPDATE_MANY: &str = r#"
 
 impl Update {
     /// Looks the user up and hashes the new password.
-    pub(super) fn hash(&mut self, operations: &Operations) -> Outcome {
+    pub(super) fn hash(&mut self, operations: &Operations) -> Result<Outcome, Failure> {
         operations.allowed(self.id, &self.condition)?;
         self.hash = operations.hash(self.changes.password.as_ref().and_then(Option::as_ref))?;
-        Ok(None)
+        Ok(Outcome::Continued)
     }
 
     /// Executes the update alone. Returns the user.
-    pub(super) fn apply(&self, operations: &Operations, deadline: Instant) -> Result<User, Error> {
+    pub(super) fn apply(&self, operations: &Operations, deadline: Instant) -> Result<User, Failure> {
         let Update { id, changes: UserChanges { name, email, password }, condition, hash, .. } = self;
         let is_read_first = matches!(password, Some(None)) || !condition.is_simple();
         let mut before = if is_read_first { Some(operations.allowed(*id, condition)?) } else { None };
@@ -159,7 +159,7 @@ impl Update {
                 Some(_) => (UPDATE_PASSWORD, &params[..]),
             };
             if let [row] = &operations.pool.execute(sql, params, Some(deadline))?[..] {
-                return operations.user(row);
+                return Ok(operations.user(row)?);
             }
             // The committed record may answer at once, also if another transaction has locked it.
             let user = operations.allowed(*id, condition)?;
@@ -170,7 +170,7 @@ impl Update {
                 _ if is_unchanged => return Ok(user),
                 // There was no password to remove, or a trigger has left the change out.
                 Some(before) if before.revision() == user.revision() => return Ok(user),
-                Some(_) => return Err(Error::Contended),
+                Some(_) => return Err(Failure::Contended),
                 None => before = Some(user),
             }
         }
@@ -178,7 +178,7 @@ impl Update {
 }
 
 impl Change for Update {
-    fn batch(pool: &Pool, given: &[&Self], deadline: Instant) -> Result<Vec<Row>, Error> {
+    fn batch(pool: &Pool, given: &[&Self], deadline: Instant) -> Result<Vec<Row>, Failure> {
         let ids: Vec<i64> = given.iter().map(|update| update.id).collect();
         let (any, versions, times) = tags(given.iter().map(|update| &update.condition));
         let (names, emails): (Vec<_>, Vec<_>) =
@@ -194,13 +194,16 @@ impl Change for Update {
         pool.execute(UPDATE_MANY, &params, Some(deadline))
     }
 
-    fn settle(&mut self, operations: &Operations, row: Option<&Row>) -> Outcome {
+    fn settle(&mut self, operations: &Operations, row: Option<&Row>) -> Result<Outcome, Failure> {
         let row = changed(row)?;
         self.is_single |= row.is_none();
-        row.map(|row| Ok(one(200, &operations.user(row)?))).transpose()
+        Ok(match row {
+            Some(row) => one(200, &operations.user(row)?).into(),
+            None => Outcome::Continued,
+        })
     }
 
-    fn alone(&mut self, operations: &Operations, deadline: Instant) -> Outcome {
-        Ok(Some(one(200, &self.apply(operations, deadline)?)))
+    fn alone(&mut self, operations: &Operations, deadline: Instant) -> Result<Outcome, Failure> {
+        Ok(one(200, &self.apply(operations, deadline)?).into())
     }
 }

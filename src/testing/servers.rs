@@ -4,7 +4,7 @@ use super::databases::{ScratchDatabase, failed, small};
 use super::{Fault, control::Control, requests::Watch};
 use crate::App;
 use crate::config::{Config, PasswordHashing};
-use crate::db::blocking::outside_of_runtimes;
+use crate::db::{Failure, blocking::outside_of_runtimes};
 use crate::error::{self, StartError};
 use crate::http::Request;
 use crate::operations::Create;
@@ -262,7 +262,8 @@ impl TestServer {
             let hash = operations.hash(password)?;
             let user = NewUser { name: name.to_owned(), email: email::normalized(email), password: None };
             let create = Create { user, key: None, hash, peer: None };
-            create.store(operations, operations.deadline()).map(|created| created.user)
+            let created = create.store(operations, operations.deadline()).map_err(Failure::into_error)?;
+            Ok(created.user)
         })
     }
 

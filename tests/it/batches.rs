@@ -7,7 +7,8 @@ use std::time::Instant;
 use userd::{
     Response,
     internals::{
-        Command, Condition, Create, Delete, Error, NewUser, Revision, Update, UserChanges, operations,
+        Command, Condition, Create, Delete, Error, NewUser, Outcome, Revision, Update, UserChanges,
+        operations,
     },
 };
 
@@ -48,14 +49,15 @@ fn execute(service: &Service, commands: impl IntoIterator<Item = (Command, Insta
     let mut commands: Vec<(Command, Instant)> = commands.into_iter().collect();
     let commands = commands.iter_mut().map(|(command, deadline)| (command, *deadline)).collect();
     let text = |outcome| match outcome {
-        Ok(Some(Response { status: 200 | 201, body, .. })) => {
+        Outcome::Answered(Ok(Response { status: 200 | 201, body, .. })) => {
             let user: Value = serde_json::from_slice(&body).expect("a user");
             format!("{} {}", user["name"].as_str().unwrap(), user["email"].as_str().unwrap())
         }
-        Ok(_) => "done".to_owned(),
-        Err(Error::Database { .. }) => "Database".to_owned(),
-        Err(Error::Unavailable(_)) => "Unavailable".to_owned(),
-        Err(error) => format!("{error:?}"),
+        Outcome::Answered(Ok(_)) => "done".to_owned(),
+        Outcome::Answered(Err(Error::Database { .. })) => "Database".to_owned(),
+        Outcome::Answered(Err(Error::Unavailable(_))) => "Unavailable".to_owned(),
+        Outcome::Answered(Err(error)) => format!("{error:?}"),
+        outcome => format!("{outcome:?}"),
     };
     operations(service.server.app()).execute(commands).into_iter().map(text).collect()
 }
@@ -69,7 +71,7 @@ fn create(service: &Service, rows: &[(&str, &str, Instant)]) -> Vec<String> {
     execute(service, rows.iter().map(create))
 }
 
-/// Ids, new names and addresses, and conditions. An update that is for another statement is `done`.
+/// Ids, new names and addresses, and conditions. An update that is for another statement is `Continued`.
 type Updates<'a> = &'a [(i64, Option<&'a str>, Option<&'a str>, &'a Condition)];
 
 fn update(service: &Service, rows: Updates, deadline: Instant) -> Vec<String> {
@@ -116,8 +118,8 @@ fn each_change_of_a_batch_has_its_outcome() {
             "PreconditionFailed",
             "m1 1@example.com",
             "NotFound",
-            "Contended",
-            "done",
+            "Retried",
+            "Continued",
             "n2 2@example.com",
             "n4 4@EXAMPLE.com",
             "m7 7@example.com",
@@ -143,7 +145,7 @@ fn each_change_of_a_batch_has_its_outcome() {
         let (now, old) = (current(&service, 3), stale(&service, 4));
         let mut other = service.database.transaction("select from users where id = 5 for key share");
         let batch = [(5, &any), (4, &old), (99, &any), (3, &now), (1, &any)];
-        let expected = ["Contended", "PreconditionFailed", "NotFound", "done", "done"];
+        let expected = ["Retried", "PreconditionFailed", "NotFound", "done", "done"];
         assert_eq!(delete(&service, &batch, Instant::now() + LONG), expected, "prepared: {prepared}");
         other.batch_execute("rollback").unwrap();
         assert_eq!(locked(&service), [5], "by the other transaction");

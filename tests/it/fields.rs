@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, fs};
 use userd::{
     PasswordHashing, Response,
     internals::{
-        Command, Condition, Create, Error, Fingerprint, Key, MAX_USER_BYTES, NewUser, USUAL, Update,
+        Command, Condition, Create, Fingerprint, Key, MAX_USER_BYTES, NewUser, Outcome, USUAL, Update,
         UserChanges, operations,
     },
 };
@@ -64,8 +64,8 @@ fn execute(service: &Service, mut commands: Vec<Command>) -> Vec<Value> {
         let open = open.into_iter().map(|command| (command, deadline)).collect();
         for (place, outcome) in places.into_iter().zip(operations.execute(open)) {
             let response: Option<Response> = match outcome {
-                Err(Error::Contended) => None,
-                outcome => outcome.expect("no command fails"),
+                Outcome::Answered(answer) => Some(answer.expect("no command fails")),
+                Outcome::Continued | Outcome::Retried => None,
             };
             answers[place] = response.map(|response| serde_json::from_slice(&response.body).expect("a user"));
         }

@@ -27,7 +27,9 @@ mod tests;
 use super::LAST_WORK;
 use super::lanes::{Batch, Capacity, Lanes, Queued};
 use crate::app::App;
+use crate::db::Failure;
 use crate::error::{Error, Reason};
+use crate::http::Response;
 use crate::operations::{Command, Needs, Outcome};
 use crate::{frontend::Slots, http::counted_as};
 pub use faults::{Control, Fault, Intercept, Intercepted};
@@ -36,7 +38,7 @@ use requests::{Job, MEMORY_WAIT, guard};
 use std::sync::{Arc, atomic::Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
-use std::{io, mem};
+use std::{io, iter, mem};
 
 /// Bytes of a thread's stack. Only what is used becomes memory: 48 KiB at most under load of every kind.
 const STACK: usize = 512 << 10;
@@ -228,19 +230,19 @@ impl Dispatch {
         }
         for (item, outcome) in items.into_iter().zip(outcomes) {
             let given_up = match outcome {
-                Ok(None) => {
+                Outcome::Continued => {
                     let needs = item.work.command.as_ref().map_or(item.needs, Command::needs);
                     let too_many = schedule.lanes.push_next(item, needs);
                     too_many.map(|job| (job, Err(Error::Busy(Reason::TooManyHashes))))
                 }
-                Err(Error::Contended) => {
+                Outcome::Retried => {
                     let given_up = schedule.lanes.retry(item, now);
                     self.app.metrics.lock_retries.fetch_add(given_up.is_none().into(), Ordering::Relaxed);
-                    given_up.map(|job| (job, Err(Error::Contended)))
+                    given_up.map(|job| (job, Err(Failure::Contended.into_error())))
                 }
-                outcome => {
+                Outcome::Answered(answer) => {
                     schedule.lanes.done(&item);
-                    Some((item.work, outcome))
+                    Some((item.work, answer))
                 }
             };
             answers.extend(given_up);
@@ -267,18 +269,17 @@ impl Dispatch {
             Some((command.as_mut()?, claimed.deadline))
         });
         let outcomes = guard(only.as_ref(), || self.app.operations.execute(commands.collect()))
-            .unwrap_or_else(|response| vec![Ok(Some(response)); count]);
+            .unwrap_or_else(|response| iter::repeat_n(response, count).map(Outcome::from).collect());
         (items, outcomes)
     }
 
     /// Answers commands that are done or given up. The caller holds no lock.
-    fn answer_all(&self, answers: Vec<(Box<Job>, Outcome)>) {
-        for (mut job, outcome) in answers {
+    fn answer_all(&self, answers: Vec<(Box<Job>, Result<Response, Error>)>) {
+        for (mut job, answer) in answers {
             let id = job.claimed.id.clone();
             // A panic loses one request. The frontend answers it at its deadline.
-            let _ = guard(Some(&id), || match outcome {
-                Ok(Some(response)) => self.answer(&mut job, response, MEMORY_WAIT),
-                Ok(None) => {}
+            let _ = guard(Some(&id), || match answer {
+                Ok(response) => self.answer(&mut job, response, MEMORY_WAIT),
                 Err(error) => self.refuse(&mut job, error),
             });
         }
