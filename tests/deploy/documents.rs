@@ -120,7 +120,7 @@ fn curl_blocks() -> Vec<(&'static str, &'static str)> {
 }
 
 /// Pages whose blocks run here from top to bottom, as `.ci/blocks` says.
-const PAGES: [&str; 1] = ["docs/curl.md"];
+const PAGES: [&str; 3] = ["docs/curl.md", "docs/left.md", "docs/twice.md"];
 
 /// Runs a page's script, with ports and processes of its own if it is run by root, and as PostgreSQL's account then.
 const ENTER: &str = r#"
