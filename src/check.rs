@@ -6,7 +6,7 @@ mod trial;
 pub use crate::db::counts::compare as compare_counts;
 pub use crate::db::findings::{Finding, Weight};
 
-use crate::db::connect::Servers;
+use crate::db::connect::{Servers, Sessions};
 use crate::db::findings::{BLOCKED, add, hazards};
 use crate::db::migrate::{Migrations, connect_migrated, refuse_one_session};
 use crate::db::session::{Param, lines};
@@ -170,13 +170,15 @@ fn examine(config: &Config, options: Options, findings: &mut Vec<Finding>) -> Re
     let version: String = client.query_typed_one("select current_setting('server_version')", &[])?.get(0);
     add(findings, Fine, "database", [format!("PostgreSQL {version}")]);
     add(findings, Note, "database", lines(client, LIMITS, &[])?);
-    if servers.prepared() && !config.find_pooler && servers.lends(servers.connect_for_long()?) {
+    if servers.sessions() == Sessions::SetOwn && servers.lends(servers.connect_for_long()?) {
         let line = "a pooler lends its sessions for one transaction each: userd needs DB_PREPARED=false";
         add(findings, Problem, "database", [line]);
     }
     let missing = migrations.missing(&servers, client, false);
     hazards(&servers, client, missing.is_ok(), findings)?;
-    if !servers.prepared() && missing.is_ok() && !findings.iter().any(|finding| finding.subject == "settings")
+    if !servers.sessions().keep_statements()
+        && missing.is_ok()
+        && !findings.iter().any(|finding| finding.subject == "settings")
     {
         add(findings, Fine, "settings", ["the role has the settings that userd needs behind a pooler"]);
     }

@@ -1,7 +1,7 @@
 //! Findings about a database: what makes a service unsafe or fails its requests, each with the statement that mends it and
 //! leaves other programs alone. A start warns of them, and `userd check` prints them: both ask here.
 
-use super::connect::{LENT, Servers};
+use super::connect::{LENT, Servers, Sessions};
 use super::session::lines;
 use super::{TABLES, settings};
 use postgres::{Client, Error, types::Type};
@@ -108,9 +108,9 @@ pub fn hazards(
     are_ours: bool,
     findings: &mut Vec<Finding>,
 ) -> Result<(), Error> {
-    add(findings, Weight::Note, "database", servers.found_pooler().then_some(LENT));
+    add(findings, Weight::Note, "database", (servers.sessions() == Sessions::FoundLent).then_some(LENT));
     // The settings name the schema in use, which has to be the right one.
-    if !servers.prepared() && are_ours {
+    if !servers.sessions().keep_statements() && are_ours {
         let lacking = settings::lacking(client, servers.statement_timeout())?;
         add(findings, Weight::Problem, "settings", lacking);
     }

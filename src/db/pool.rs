@@ -1,7 +1,7 @@
 //! The pool of sessions: how a session is taken, opened and replaced, and when a statement is executed again.
 
 use super::blocking::outside_of_runtimes;
-use super::connect::{ConnectError, Servers};
+use super::connect::{ConnectError, LENT, Servers};
 use super::session::{Param, Session};
 use super::settings;
 use super::sqlstate::{Failure, Meaning};
@@ -86,7 +86,7 @@ impl Pool {
             let mut session = self.session()?;
             if let Some(deadline) = deadline {
                 if !session.is_alive() {
-                    self.servers.end_epoch(session.epoch);
+                    self.servers.epoch.end(session.epoch);
                     self.figures.broken.fetch_add(1, Ordering::Relaxed);
                     continue;
                 }
@@ -101,7 +101,9 @@ impl Pool {
             let is_stale = match failure.meaning {
                 Meaning::Outdated => true,
                 Meaning::OfAnotherSession => {
-                    self.servers.meets_another_session();
+                    if self.servers.learn(true) {
+                        log::warn!("{LENT} from now on");
+                    }
                     true
                 }
                 Meaning::ReadOnly => self.servers.wants_primary() || self.servers.finds_primary(),
@@ -110,7 +112,7 @@ impl Pool {
             let is_broken = failure.meaning == Meaning::Broken;
             if is_stale || is_broken {
                 // Replaces this session and all that are as old.
-                self.servers.end_epoch(session.epoch);
+                self.servers.epoch.end(session.epoch);
             }
             drop(session);
             let is_harmless = is_broken && (deadline.is_none() || !failure.sent);
@@ -164,7 +166,7 @@ impl Pool {
                     })?
                 }
             };
-            if session.epoch == self.servers.epoch() {
+            if session.epoch == self.servers.epoch.now() {
                 return Ok(session);
             }
         }
@@ -199,7 +201,7 @@ impl ManageConnection for Manager {
     }
 
     fn has_broken(&self, session: &mut Session) -> bool {
-        let is_old = session.epoch != self.servers.epoch();
+        let is_old = session.epoch != self.servers.epoch.now();
         is_old || session.connection.is_closed()
     }
 }

@@ -122,7 +122,7 @@ impl Prober {
             let why = if state.failure.is_empty() { "no answer" } else { &state.failure };
             log::warn!("unready: the database does not answer: {why}");
             // Requests would wait for the idle sessions of the pool.
-            self.servers.end_epoch(self.servers.epoch());
+            self.servers.epoch.end(self.servers.epoch.now());
         }
         let other_schema = state.answer.is_other_schema.then_some(OTHER_SCHEMA);
         let reason = if state.is_silent { Some("the database does not answer") } else { other_schema };
@@ -158,7 +158,7 @@ fn probe(
     session: &mut Option<Session>,
 ) -> Result<Answer, String> {
     let connect = || servers.connect("set statement_timeout = 1000");
-    let kept = session.take().filter(|session| session.epoch == servers.epoch());
+    let kept = session.take().filter(|session| session.epoch == servers.epoch.now());
     let mut asked = match kept.map_or_else(connect, Ok) {
         Ok(session) => session,
         // The server has answered: it has no session left for the prober, and requests have theirs.

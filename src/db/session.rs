@@ -15,7 +15,7 @@ pub(super) struct Session {
     pub(super) connection: Client,
     /// A handful, so a scan beats a hash. `None` if the next statement may meet another server process.
     pub(super) statements: Option<Vec<(&'static str, Statement)>>,
-    /// [`Servers::epoch`](super::connect::Servers::epoch) when the connection was opened.
+    /// The epoch in which the connection was opened.
     pub(super) epoch: u64,
     /// When the server answered last.
     pub(super) answered: Instant,

@@ -1,0 +1,93 @@
+//! Whether a pooler lends its sessions for one transaction each: then they keep no statements and no settings.
+
+use super::Servers;
+use super::bounded::{CONNECT_TIMEOUT, within};
+use crate::config::Config;
+use postgres::Client;
+use std::time::Instant;
+use std::{mem, sync::Arc};
+
+/// Finding about a pooler in transaction mode.
+pub const LENT: &str =
+    "a pooler lends its sessions for one transaction each: userd serves as with DB_PREPARED=false";
+
+/// Sessions belong to one client each, or a pooler lends them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Sessions {
+    /// Own sessions, as `db_prepared` says on purpose.
+    SetOwn,
+    /// Lent sessions, as `db_prepared` is false.
+    SetLent,
+    /// The first session is yet to show it.
+    Unknown,
+    /// Own sessions, as far as a look has shown.
+    FoundOwn,
+    /// Lent sessions, as a look or a statement has shown.
+    FoundLent,
+}
+
+impl Sessions {
+    /// Returns what the settings say.
+    pub fn of(config: &Config) -> Sessions {
+        match (config.db_prepared, config.find_pooler) {
+            (false, _) => Sessions::SetLent,
+            (true, false) => Sessions::SetOwn,
+            (true, true) => Sessions::Unknown,
+        }
+    }
+
+    /// Returns whether they certainly keep settings.
+    pub fn keep_settings(self) -> bool {
+        matches!(self, Sessions::SetOwn | Sessions::FoundOwn)
+    }
+
+    /// Returns whether they may keep statements.
+    pub fn keep_statements(self) -> bool {
+        !matches!(self, Sessions::SetLent | Sessions::FoundLent)
+    }
+}
+
+impl Servers {
+    /// Returns what is known of the sessions.
+    pub fn sessions(&self) -> Sessions {
+        *self.sessions.lock()
+    }
+
+    /// Records whether a pooler has lent sessions. Does nothing if the settings say it. Returns true if that is new.
+    pub fn learn(&self, is_lent: bool) -> bool {
+        let mut sessions = self.sessions.lock();
+        let known = match (*sessions, is_lent) {
+            (Sessions::Unknown, false) => Sessions::FoundOwn,
+            (Sessions::Unknown | Sessions::FoundOwn, true) => Sessions::FoundLent,
+            (known, _) => known,
+        };
+        mem::replace(&mut *sessions, known) != known
+    }
+
+    /// Returns whether a pooler lends its sessions for one transaction each: several of them serve one client, or one serves
+    /// two. Blocks for up to two seconds; false if it cannot be told by then, as of a pooler with one session.
+    pub fn lends(&self, mut client: Client) -> bool {
+        /// Other clients of the pooler may come between two statements.
+        const LOOKS: usize = 8;
+        let deadline = Instant::now() + CONNECT_TIMEOUT;
+        let Ok(mut other) = self.open("", None, CONNECT_TIMEOUT) else { return false };
+        let look = move || {
+            let began = session(&mut client)?;
+            for _ in 0..LOOKS {
+                let (of_other, own) = (session(&mut other)?, session(&mut client)?);
+                if own != began || of_other == own {
+                    return Ok(true);
+                }
+            }
+            Ok::<_, postgres::Error>(false)
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        matches!(within(left, &Arc::default(), look), Ok(Ok(true)))
+    }
+}
+
+/// Returns the session of the server that serves a client now.
+fn session(client: &mut Client) -> Result<String, postgres::Error> {
+    const SESSION: &str = "select pg_backend_pid()::text || pg_postmaster_start_time()::text";
+    client.query_typed_one(SESSION, &[]).map(|row| row.get(0))
+}
