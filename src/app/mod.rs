@@ -8,7 +8,7 @@ mod access;
 mod pages;
 mod routes;
 
-pub(crate) use routes::{find, is_answered_at_once};
+pub(crate) use routes::{Asked, find, is_answered_at_once};
 
 use crate::config::Config;
 use crate::db::blocking::outside_of_runtimes;
@@ -21,22 +21,13 @@ use crate::operations::{Authenticate, Command, Create, Delete, Find, Lane, List,
 use access::Access;
 use log::Level;
 use parking_lot::Mutex;
-use routes::{Asked, Callers, Endpoint, Found};
+use routes::{Callers, Endpoint};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use strum::VariantNames;
 
 /// A request that was judged.
-pub(crate) struct Judged {
-    /// The label of its route in figures.
-    pub label: &'static str,
-    /// The callers that its token stands for, as the log has them; empty without a known token.
-    pub token: &'static str,
-    pub next: Next,
-}
-
-/// The next step of a judged request.
-pub(crate) enum Next {
+pub(crate) enum Judged {
     Execute(Command),
     Answer(Response),
 }
@@ -96,37 +87,46 @@ impl App {
     /// [`Limits`](crate::Limits), which a server refuses requests by.
     pub fn handle(&self, request: &Request) -> Response {
         let cors = self.access.cors(request);
-        let mut response = self.answer(self.judge(request, &cors, None).next);
+        let mut response = self.answer(self.judge(request, self.find(request, &cors), &cors, None));
         cors.add_to(&mut response);
         response
     }
 
     /// Answers a judged request, executing its command on this thread.
-    pub(crate) fn answer(&self, next: Next) -> Response {
-        match next {
-            Next::Execute(command) => outside_of_runtimes(|| self.operations.execute_alone(command))
+    pub(crate) fn answer(&self, judged: Judged) -> Response {
+        match judged {
+            Judged::Execute(command) => outside_of_runtimes(|| self.operations.execute_alone(command))
                 .unwrap_or_else(|error| error.into_response(None)),
-            Next::Answer(answer) => answer,
+            Judged::Answer(answer) => answer,
         }
+    }
+
+    /// Finds what a request asks for.
+    pub(crate) fn find(&self, request: &Request, cors: &Cors) -> Asked {
+        let mut asked = routes::find(request.method, request.path(), self.ui);
+        // Only after its preflight does a browser send the request whose refusal tells of the slash.
+        if matches!(asked.endpoint, Err(Error::FurtherSlash(_))) && cors.is_preflight(request) {
+            let meant = routes::without_further_slashes(request.path());
+            asked = Asked { label: asked.label, ..routes::find(request.method, &meant, self.ui) };
+        }
+        Asked { token: self.access.token(request), ..asked }
     }
 
     /// Judges a request, in the order of path, method, access and the rest: makes a command of it, or the answer if that
     /// needs no database. `id` is the request's, if it has one. Blocks while another large body is parsed, and for nothing
     /// else.
-    pub(crate) fn judge(&self, request: &Request, cors: &Cors, id: Option<&RequestId>) -> Judged {
+    pub(crate) fn judge(
+        &self,
+        request: &Request,
+        asked: Asked,
+        cors: &Cors,
+        id: Option<&RequestId>,
+    ) -> Judged {
         /// A JSON text of small members takes many times its length as a value.
         const PARSED_IN_TURN: usize = 8 << 10;
         let _turn = (request.body.len() > PARSED_IN_TURN).then(|| self.parsing.lock());
-        let Found { label, mut asked } = routes::find(request.method, request.path(), self.ui);
-        // Only after its preflight does a browser send the request whose refusal tells of the slash.
-        if let (Err(Error::FurtherSlash(_)), true) = (&asked, cors.is_preflight(request)) {
-            let meant = routes::without_further_slashes(request.path());
-            asked = routes::find(request.method, &meant, self.ui).asked;
-        }
-        let token = self.access.token(request);
-        let next = asked.and_then(|asked| self.command(request, asked, cors, token, id));
-        let next = next.unwrap_or_else(|error| Next::Answer(error.into_response(id)));
-        Judged { label, token: token.map_or("", Into::into), next }
+        let judged = self.command(request, asked, cors, id);
+        judged.unwrap_or_else(|error| Judged::Answer(error.into_response(id)))
     }
 
     /// Has `/readyz` say from now on that the service stops.
@@ -144,11 +144,12 @@ impl App {
     fn command(
         &self,
         request: &Request,
-        Asked { endpoint, callers, user }: Asked,
+        asked: Asked,
         cors: &Cors,
-        token: Option<Callers>,
         id: Option<&RequestId>,
-    ) -> Result<Next, Error> {
+    ) -> Result<Judged, Error> {
+        let Asked { endpoint, callers, user, token, .. } = asked;
+        let endpoint = endpoint?;
         if callers != Callers::Any {
             self.access.check(request, callers, cors, token)?;
             // A browser asks with the target of the request that it is about to send.
@@ -157,7 +158,7 @@ impl App {
             }
         }
         let operations = &self.operations;
-        Ok(Next::Execute(match endpoint {
+        Ok(Judged::Execute(match endpoint {
             Endpoint::List => Command::List(List::parse(request, operations.max_per_page)?),
             Endpoint::Create => Command::Create(Create::parse(request, &operations.schemas.create)?),
             Endpoint::Find => Command::Find(Find::parse(request, user)?),
@@ -165,7 +166,7 @@ impl App {
             Endpoint::Patch => Update::parse(request, user, Some(&operations.schemas.patch))?,
             Endpoint::Delete => Command::Delete(Delete::parse(request, user)?),
             Endpoint::Authenticate => Command::Authenticate(Authenticate::parse(request, operations)?),
-            Endpoint::Page(page) => return Ok(Next::Answer(page(self))),
+            Endpoint::Page(page) => return Ok(Judged::Answer(page(self))),
             Endpoint::Options(routes) => {
                 if let Some(origin) = request.header("origin").filter(|_| !cors.is_allowed()) {
                     // The browser sends no other request of a page of this origin.
@@ -173,7 +174,7 @@ impl App {
                     let line = format_args!("ALLOWED_ORIGINS does not name the origin {origin:?}");
                     log_line(Level::Info, id, line);
                 }
-                return Ok(Next::Answer(cors.permit(request, routes::options(routes))));
+                return Ok(Judged::Answer(cors.permit(request, routes::options(routes))));
             }
         }))
     }
@@ -189,9 +190,11 @@ mod tests {
     fn judge(requests: impl IntoIterator<Item = Request>) -> Vec<Result<Command, u16>> {
         let database = ScratchDatabase::create().expect("PostgreSQL is installed");
         let app = App::open(&database.config()).unwrap();
-        let judged = requests.into_iter().map(|request| match app.judge(&request, &Cors::Off, None).next {
-            Next::Execute(command) => Ok(command),
-            Next::Answer(answer) => Err(answer.status),
+        let judged = requests.into_iter().map(|request| {
+            match app.judge(&request, app.find(&request, &Cors::Off), &Cors::Off, None) {
+                Judged::Execute(command) => Ok(command),
+                Judged::Answer(answer) => Err(answer.status),
+            }
         });
         judged.collect()
     }
@@ -247,7 +250,7 @@ mod tests {
         let judged =
             judge(rows.iter().map(|(method, target, body, _)| Request::new(*method, *target, &**body)));
         for ((method, target, body, expected), found) in rows.into_iter().zip(judged) {
-            assert_eq!(found.map(|command| command.needs().lane), expected, "{method} {target} {body}");
+            assert_eq!(found.map(|command| command.next_step().lane), expected, "{method} {target} {body}");
         }
     }
 
@@ -257,7 +260,7 @@ mod tests {
         let with_password = json!({"name": "A", "email": "a@b.co", "password": "long enough"});
         let keyed = |body, key| Request::post("/users", body).with("Idempotency-Key", key);
         let judged = judge([keyed(&ada, "k"), keyed(&with_password, "k"), keyed(&ada, "")]);
-        let lanes = judged.into_iter().map(|found| found.map(|command| command.needs().lane));
+        let lanes = judged.into_iter().map(|found| found.map(|command| command.next_step().lane));
         assert_eq!(lanes.collect::<Vec<_>>(), [Ok(Lane::Create), Ok(Lane::Hash), Err(400)]);
     }
 

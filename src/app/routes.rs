@@ -51,23 +51,20 @@ pub(crate) enum Endpoint {
     Options(&'static [Route]),
 }
 
-/// The result of looking a request's path and method up.
+/// The endpoint that a request asks for, and its callers.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct Asked {
     /// The label of the route in figures; `other` if the path has none.
     pub label: &'static str,
     /// The endpoint; else [`Error::NotFound`], [`Error::MethodNotAllowed`], or [`Error::NotImplemented`] if no path has such
     /// a method.
-    pub asked: Result<Asked, Error>,
-}
-
-/// The endpoint of a request, by its method and path.
-#[derive(Debug)]
-pub(crate) struct Asked {
-    pub endpoint: Endpoint,
+    pub endpoint: Result<Endpoint, Error>,
+    /// The callers that may use the endpoint.
     pub callers: Callers,
     /// The id of the user in the path, if a user can have it.
     pub user: Option<i64>,
+    /// The callers that the token of the request stands for; `None` without a known token.
+    pub token: Option<Callers>,
 }
 
 /// The path of the page for the browser, which not every service has.
@@ -119,20 +116,20 @@ impl Route {
 }
 
 /// Finds the route and the endpoint of a request. `ui`: the page for the browser is served.
-pub(crate) fn find(method: Method, path: &str, ui: bool) -> Found {
+pub(crate) fn find(method: Method, path: &str, ui: bool) -> Asked {
     let found = route(path);
     let label = found.as_ref().map_or("other", |(route, _)| route.path);
-    let asked = match found.filter(|(route, _)| route.is_served(ui)) {
+    let without_user = |endpoint| Asked { label, endpoint, callers: Any, user: None, token: None };
+    match found.filter(|(route, _)| route.is_served(ui)) {
         Some((route, last)) => match route.endpoint(method) {
-            Some((endpoint, callers)) => Ok(Asked { endpoint, callers, user: parse_id(&last) }),
-            None => Err(Error::MethodNotAllowed(allow(slice::from_ref(route)))),
+            Some((endpoint, callers)) => {
+                Asked { callers, user: parse_id(&last), ..without_user(Ok(endpoint)) }
+            }
+            None => without_user(Err(Error::MethodNotAllowed(allow(slice::from_ref(route))))),
         },
-        None if (method, path) == (Options, "*") => {
-            Ok(Asked { endpoint: Endpoint::Options(&ROUTES), callers: Any, user: None })
-        }
-        None => Err(missing(method, path, ui)),
-    };
-    Found { label, asked }
+        None if (method, path) == (Options, "*") => without_user(Ok(Endpoint::Options(&ROUTES))),
+        None => without_user(Err(missing(method, path, ui))),
+    }
 }
 
 /// Returns the refusal of a path that no route has.
@@ -237,11 +234,11 @@ mod tests {
 
     /// Returns the endpoint with the user, or the status.
     fn found(method: &str, path: &str) -> String {
-        let Found { label, asked } = find(method.into(), path, true);
-        match asked {
-            Ok(Asked { endpoint: Endpoint::Options(routes), .. }) => allow(routes),
-            Ok(Asked { endpoint: Endpoint::Page(_), .. }) => format!("page {label}"),
-            Ok(Asked { endpoint, user, .. }) => format!("{endpoint:?} {}", user.unwrap_or_default()),
+        let Asked { label, endpoint, user, .. } = find(method.into(), path, true);
+        match endpoint {
+            Ok(Endpoint::Options(routes)) => allow(routes),
+            Ok(Endpoint::Page(_)) => format!("page {label}"),
+            Ok(endpoint) => format!("{endpoint:?} {}", user.unwrap_or_default()),
             Err(error) => error.answer().status.to_string(),
         }
     }
@@ -318,7 +315,7 @@ mod tests {
 
     #[test]
     fn clients_that_may_ask() {
-        let callers = |method: &str, path: &str| find(method.into(), path, true).asked.unwrap().callers;
+        let callers = |method: &str, path: &str| find(method.into(), path, true).callers;
         let rows = [
             ("GET", "/users", Callers::Read),
             ("HEAD", "/users", Callers::Read),
@@ -345,9 +342,9 @@ mod tests {
 
     #[test]
     fn without_the_page_its_path_is_none() {
-        let status = |method: &str| find(method.into(), "/ui", false).asked.unwrap_err().answer().status;
+        let status = |method: &str| find(method.into(), "/ui", false).endpoint.unwrap_err().answer().status;
         assert_eq!(["GET", "HEAD", "OPTIONS", "POST", "BREW"].map(status), [404, 404, 404, 404, 501]);
-        assert!(find(Get, "/livez", false).asked.is_ok());
+        assert!(find(Get, "/livez", false).endpoint.is_ok());
     }
 
     #[test]
@@ -366,7 +363,7 @@ mod tests {
             ("", None),
         ];
         for (path, meant) in rows {
-            match (find(Get, path, true).asked.unwrap_err(), meant) {
+            match (find(Get, path, true).endpoint.unwrap_err(), meant) {
                 (Error::FurtherSlash(found), Some(meant)) => {
                     assert_eq!(found, format!("the path is {meant}, without a further slash"), "{path}");
                 }
@@ -374,7 +371,7 @@ mod tests {
                 (other, _) => panic!("{path}: {other:?}"),
             }
         }
-        assert!(matches!(find(Get, "/ui/", false).asked, Err(Error::NotFound)));
+        assert!(matches!(find(Get, "/ui/", false).endpoint, Err(Error::NotFound)));
     }
 
     /// Path by path, what is served is what is described; the page is for people.

@@ -2,7 +2,7 @@
 //!
 //! An address without a user takes the same steps as one with a user, and the same time.
 
-use super::{Lane, Needs, Operations, Outcome};
+use super::{Lane, Operations, Outcome, Step};
 use crate::db::{Failure, none_if_untranslatable, rows::credential, session::Param};
 use crate::error::Error;
 use crate::http::{PeerKey, Request, Response, counted_as};
@@ -33,8 +33,8 @@ impl Authenticate {
         Ok(Authenticate { email, password, peer, outdated: None })
     }
 
-    pub(super) fn needs(&self) -> Needs {
-        Needs::of(if self.outdated.is_some() { Lane::Single } else { Lane::Hash })
+    pub(super) fn next_step(&self) -> Step {
+        Step::of(if self.outdated.is_some() { Lane::Single } else { Lane::Hash })
     }
 }
 

@@ -3,7 +3,7 @@
 //! Without a password, one statement that several requests share looks at the keys and stores the users. With a password, a
 //! thread that hashes looks the key up and hashes first.
 
-use super::{Change, Item, Lane, Needs, Operations, Outcome};
+use super::{Change, Item, Lane, Operations, Outcome, Step};
 use crate::db::{Failure, Pool, session::Param};
 use crate::error::Error;
 use crate::http::{Request, Response, counted_as};
@@ -36,8 +36,8 @@ impl Create {
         Ok(Create { user: NewUser::from_body(body)?, key, hash: None, peer: request.peer })
     }
 
-    pub(super) fn needs(&self) -> Needs {
-        Needs::of(match (&self.user.password, &self.hash) {
+    pub(super) fn next_step(&self) -> Step {
+        Step::of(match (&self.user.password, &self.hash) {
             (None, _) => Lane::Create,
             (Some(_), None) => Lane::Hash,
             (Some(_), Some(_)) => Lane::Single,

@@ -1,6 +1,6 @@
 //! `DELETE /users/{id}`: removes a user, in the states that the request allows.
 
-use super::{Change, Lane, Needs, Operations, Outcome, changed, tag, tags};
+use super::{Change, Lane, Operations, Outcome, Step, changed, tag, tags};
 use crate::db::{Failure, Pool, session::Param};
 use crate::error::Error;
 use crate::http::{Request, Response};
@@ -24,9 +24,9 @@ impl Delete {
         Ok(Delete { id: id.ok_or(Error::NotFound)?, condition })
     }
 
-    pub(super) fn needs(&self) -> Needs {
+    pub(super) fn next_step(&self) -> Step {
         let lane = if self.condition.is_simple() { Lane::Change } else { Lane::Single };
-        Needs::row(lane, self.id)
+        Step::row(lane, self.id)
     }
 }
 

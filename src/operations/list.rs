@@ -1,6 +1,6 @@
 //! `GET /users`: a page of all users, the users that follow an id, or the users that an address or ids name.
 
-use super::{Item, Lane, Needs, Operations};
+use super::{Item, Lane, Operations, Step};
 use crate::db::{Failure, none_if_untranslatable, session::Param};
 use crate::error::Error;
 use crate::http::{Request, Response};
@@ -21,12 +21,12 @@ impl List {
         Ok(List(list_request(request, max_per_page)?))
     }
 
-    pub(super) fn needs(&self) -> Needs {
+    pub(super) fn next_step(&self) -> Step {
         match &self.0 {
-            ListRequest::Paged { email: Some(_), .. } => Needs::of(Lane::Find),
+            ListRequest::Paged { email: Some(_), .. } => Step::of(Lane::Find),
             ListRequest::Paged { page: PageRequest { per_page, .. }, .. }
             | ListRequest::Unpaged { per_page, .. } => {
-                Needs { users: *per_page as usize, ..Needs::of(Lane::List) }
+                Step { users: *per_page as usize, ..Step::of(Lane::List) }
             }
         }
     }

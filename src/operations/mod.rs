@@ -140,7 +140,7 @@ pub enum Lane {
 
 /// The next step of a command.
 #[derive(Debug, Clone, Copy)]
-pub struct Needs {
+pub struct Step {
     /// The lane that the command is queued in.
     pub lane: Lane,
     /// The user that the step changes: changes of one user are made in the order of their arrival.
@@ -149,15 +149,15 @@ pub struct Needs {
     pub users: usize,
 }
 
-impl Needs {
-    /// Returns the needs of a command that changes no user.
-    pub const fn of(lane: Lane) -> Needs {
-        Needs { lane, row: None, users: 0 }
+impl Step {
+    /// Returns the step of a command that changes no user.
+    pub const fn of(lane: Lane) -> Step {
+        Step { lane, row: None, users: 0 }
     }
 
-    /// Returns the needs of a command that changes this user.
-    pub const fn row(lane: Lane, user: i64) -> Needs {
-        Needs { row: Some(user), ..Needs::of(lane) }
+    /// Returns the step of a command that changes this user.
+    pub const fn row(lane: Lane, user: i64) -> Step {
+        Step { row: Some(user), ..Step::of(lane) }
     }
 }
 
@@ -167,15 +167,15 @@ pub(crate) fn retry_pause(retries: usize) -> Duration {
 }
 
 impl Command {
-    /// Returns the lane that it is queued in next.
-    pub fn needs(&self) -> Needs {
+    /// Returns what the command does next.
+    pub fn next_step(&self) -> Step {
         match self {
-            Command::Find(_) => Needs::of(Lane::Find),
-            Command::List(list) => list.needs(),
-            Command::Create(create) => create.needs(),
-            Command::Update(update) => update.needs(),
-            Command::Delete(delete) => delete.needs(),
-            Command::Authenticate(authenticate) => authenticate.needs(),
+            Command::Find(_) => Step::of(Lane::Find),
+            Command::List(list) => list.next_step(),
+            Command::Create(create) => create.next_step(),
+            Command::Update(update) => update.next_step(),
+            Command::Delete(delete) => delete.next_step(),
+            Command::Authenticate(authenticate) => authenticate.next_step(),
         }
     }
 }
@@ -208,7 +208,7 @@ impl Operations {
         let (mut finds, mut lists) = (vec![], vec![]);
         let (mut creates, mut updates, mut deletes) = (vec![], vec![], vec![]);
         for ((command, deadline), outcome) in commands.iter_mut().zip(&mut outcomes) {
-            let (deadline, is_hashed) = (*deadline, command.needs().lane == Lane::Hash);
+            let (deadline, is_hashed) = (*deadline, command.next_step().lane == Lane::Hash);
             match &mut **command {
                 Command::Create(create) if is_hashed => *outcome = Some(create.hash(self).into()),
                 Command::Update(update) if is_hashed => *outcome = Some(update.hash(self).into()),

@@ -3,7 +3,7 @@
 //! A missing user is answered 404 even if the body is invalid. So the user is looked up before a body is refused or a
 //! password is hashed; in all other cases the statement of the change finds out.
 
-use super::{Change, Command, Find, Lane, Needs, Operations, Outcome, changed, one, tag, tags};
+use super::{Change, Command, Find, Lane, Operations, Outcome, Step, changed, one, tag, tags};
 use crate::db::{Failure, Pool, session::Param};
 use crate::error::Error;
 use crate::http::Request;
@@ -51,11 +51,11 @@ impl Update {
         })
     }
 
-    pub(super) fn needs(&self) -> Needs {
+    pub(super) fn next_step(&self) -> Step {
         match (&self.hash, &self.changes.password) {
-            (None, Some(Some(_))) => Needs::of(Lane::Hash),
-            _ if self.is_single => Needs::row(Lane::Single, self.id),
-            _ => Needs::row(Lane::Change, self.id),
+            (None, Some(Some(_))) => Step::of(Lane::Hash),
+            _ if self.is_single => Step::row(Lane::Single, self.id),
+            _ => Step::row(Lane::Change, self.id),
         }
     }
 }

@@ -5,7 +5,7 @@ mod relay;
 mod system;
 mod workers;
 
-use crate::app::{self, App, Judged, Next};
+use crate::app::{self, App, Judged};
 use crate::config::{Config, Limits};
 use crate::frontend::{AnswerAtOnce, ClientName, Frontend, Listener, Resources};
 pub use crate::frontend::{address, addresses};
@@ -13,7 +13,7 @@ use crate::http::{Request, RequestId};
 use crate::{db::target::Target, error::StartError};
 use lanes::Capacity;
 use std::time::{Duration, Instant};
-use std::{net::SocketAddr, sync::Arc, thread};
+use std::{io, net::SocketAddr, sync::Arc, thread};
 pub use system::check_system;
 use workers::Workers;
 pub use workers::{Control, Fault, Intercept, Intercepted};
@@ -67,37 +67,13 @@ impl BoundServer {
         config: Config,
         on_broken: impl FnOnce() + Send + 'static,
     ) -> Result<Server, StartError> {
-        let (wanted, possible) = (config.limits.max_connections, check_system(&config)?);
-        if possible < wanted {
-            log::warn!(
-                "the limit of open descriptors suffices for {possible} connections: raise it (ulimit -n; LimitNOFILE= \
-                 of a unit), or lower MAX_CONNECTIONS, now {wanted}"
-            );
-        }
-        let limits = Limits { max_connections: possible, ..config.limits.clone() };
-        let BoundServer { listener, intercept } = self;
-        let (base_url, addr, is_remote) = (listener.to_string(), listener.local_addr(), listener.is_remote());
+        let limits = possible_limits(&config)?;
+        let (listener, addr) = (&self.listener, self.listener.local_addr());
+        let (base_url, is_remote) = (listener.to_string(), listener.is_remote());
         let app = Arc::new(App::open_at(&config, addr.is_some() && !is_remote)?);
         listener.listen()?;
-        let stages = || {
-            let (http, stream) = relay::start()?;
-            let resources = Resources {
-                budget: app.operations.budget.clone(),
-                answer_at_once: answer_at_once(app.clone()),
-                metrics: app.metrics.clone(),
-            };
-            let (frontend, slots) = Frontend::open(listener, limits, resources, stream, on_broken)?;
-            let capacity = Capacity {
-                sessions: config.workers.min(config.db_pool_size as usize),
-                hashers: app.operations.hashers(),
-                cores: thread::available_parallelism().map_or(1, usize::from),
-                retry_for: config.limits.statement_timeout(),
-            };
-            let workers = Workers::start(http, slots, app.clone(), capacity, intercept)?;
-            let _ = app.metrics.source.set(workers.figures());
-            Ok((frontend, workers))
-        };
-        let (frontend, workers) = stages().map_err(StartError::System)?;
+        let stages = self.start_stages(&config, limits, &app, on_broken);
+        let (frontend, workers) = stages.map_err(StartError::System)?;
         if config.api_token.is_none() && is_remote {
             log::warn!("other machines can connect, and no token is needed: set API_TOKEN");
         }
@@ -114,6 +90,44 @@ impl BoundServer {
             stop_timeout: config.limits.stop_timeout,
         })
     }
+
+    /// Starts the threads, from those that answer to the one that lets clients in.
+    fn start_stages(
+        self,
+        config: &Config,
+        limits: Limits,
+        app: &Arc<App>,
+        on_broken: impl FnOnce() + Send + 'static,
+    ) -> io::Result<(Frontend, Workers)> {
+        let (http, stream) = relay::start()?;
+        let resources = Resources {
+            budget: app.operations.budget.clone(),
+            answer_at_once: answer_at_once(app.clone()),
+            metrics: app.metrics.clone(),
+        };
+        let (frontend, slots) = Frontend::open(self.listener, limits, resources, stream, on_broken)?;
+        let capacity = Capacity {
+            sessions: config.workers.min(config.db_pool_size as usize),
+            hashers: app.operations.hashers(),
+            cores: thread::available_parallelism().map_or(1, usize::from),
+            retry_for: config.limits.statement_timeout(),
+        };
+        let workers = Workers::start(http, slots, app.clone(), capacity, self.intercept)?;
+        let _ = app.metrics.source.set(workers.figures());
+        Ok((frontend, workers))
+    }
+}
+
+/// Returns the limits of these settings, with as many connections as the system has descriptors for.
+fn possible_limits(config: &Config) -> Result<Limits, StartError> {
+    let (wanted, possible) = (config.limits.max_connections, check_system(config)?);
+    if possible < wanted {
+        log::warn!(
+            "the limit of open descriptors suffices for {possible} connections: raise it (ulimit -n; LimitNOFILE= \
+             of a unit), or lower MAX_CONNECTIONS, now {wanted}"
+        );
+    }
+    Ok(Limits { max_connections: possible, ..config.limits.clone() })
 }
 
 impl Server {
@@ -178,9 +192,9 @@ fn answer_at_once(app: Arc<App>) -> AnswerAtOnce {
         let bare = Request::new(request.method, request.path(), "");
         let bare = Request { fields: request.fields.clone(), ..bare };
         let cors = app.access.cors(&bare);
-        let Judged { label, next: Next::Answer(answer), .. } = app.judge(&bare, &cors, Some(id)) else {
-            return None;
-        };
+        let asked = app.find(&bare, &cors);
+        let label = asked.label;
+        let Judged::Answer(answer) = app.judge(&bare, asked, &cors, Some(id)) else { return None };
         // The answer takes some microseconds.
         app.metrics.request(request.method, label, answer.status, Duration::ZERO);
         let (method, status) = (request.method.name(), answer.status);

@@ -101,7 +101,7 @@ fn check(method: Option<&str>, target: Option<&str>) -> Result<(), Refused> {
     let path = target.map(|target| target.split('?').next().unwrap_or_default());
     let found = |method: &str, path| app::find(method.into(), path, true);
     let is_served = match (method, path) {
-        (Some(method), Some(path)) => found(method, path).asked.is_ok(),
+        (Some(method), Some(path)) => found(method, path).endpoint.is_ok(),
         (None, Some(path)) => found("GET", path).label != "other",
         (method, None) => method.is_none_or(|method| Method::from(method) != Method::Other),
     };

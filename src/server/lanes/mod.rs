@@ -10,7 +10,7 @@
 //! - a command that met a lock is retried alone after a pause, and retries take half of the sessions for writes.
 
 use crate::http::PeerKey;
-use crate::operations::{Lane, Needs, retry_pause};
+use crate::operations::{Lane, Step, retry_pause};
 use crate::users::page;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::mem;
@@ -60,7 +60,7 @@ pub struct Queued<T> {
     /// The command itself.
     pub work: T,
     /// Its next step.
-    pub needs: Needs,
+    pub step: Step,
     peer: PeerKey,
     arrived: Instant,
     /// The command is not executed before this time.
@@ -126,14 +126,14 @@ impl<T> Lanes<T> {
 
     /// Queues a command. Returns the one that is refused for it if too many passwords wait: the newest of the address
     /// that has the most.
-    pub fn push(&mut self, work: T, needs: Needs, peer: PeerKey, now: Instant) -> Option<T> {
-        let command = Queued { work, needs, peer, arrived: now, due: now, retries: 0, owns_row: false };
+    pub fn push(&mut self, work: T, step: Step, peer: PeerKey, now: Instant) -> Option<T> {
+        let command = Queued { work, step, peer, arrived: now, due: now, retries: 0, owns_row: false };
         self.queue(command)
     }
 
     /// Queues a command for its next statement or hash; returns what [`Lanes::push`] does.
-    pub fn push_next(&mut self, command: Queued<T>, needs: Needs) -> Option<T> {
-        self.queue(Queued { needs, ..command })
+    pub fn push_next(&mut self, command: Queued<T>, step: Step) -> Option<T> {
+        self.queue(Queued { step, ..command })
     }
 
     /// Queues a command that met a lock, behind a pause of 10 to 80 ms. Ends it and gives it back if its time is up.
@@ -145,14 +145,14 @@ impl<T> Lanes<T> {
         }
         command.retries += 1;
         self.queued += 1;
-        let queue = if command.needs.lane == Lane::Hash { HASH } else { RETRY };
+        let queue = if command.step.lane == Lane::Hash { HASH } else { RETRY };
         self.queues[queue].waiting.push_back(command);
         None
     }
 
     /// Frees the row of a command that is done, or that no client waits for.
     pub fn done(&mut self, command: &Queued<T>) {
-        if let Some(row) = command.needs.row.filter(|_| command.owns_row) {
+        if let Some(row) = command.step.row.filter(|_| command.owns_row) {
             self.rows.remove(&row);
         }
     }
@@ -168,7 +168,7 @@ impl<T> Lanes<T> {
         queue.last = self.batches;
         queue.in_flight.push(now);
         self.queued -= commands.len();
-        let users = commands.iter().map(|command| command.needs.users).sum();
+        let users = commands.iter().map(|command| command.step.users).sum();
         self.users += users;
         Some(Batch { size: commands.len(), commands, queue: at, started: now, users })
     }
@@ -228,7 +228,7 @@ impl<T> Lanes<T> {
 
     fn queue(&mut self, command: Queued<T>) -> Option<T> {
         self.queued += 1;
-        let lane = command.needs.lane;
+        let lane = command.step.lane;
         self.queues[lane as usize].waiting.push_back(command);
         if lane == Lane::Hash { self.refuse_a_hash() } else { None }
     }
@@ -296,7 +296,7 @@ impl<T> Lanes<T> {
 impl<T> Queued<T> {
     /// Returns whether it is due, and no other change of its row is in flight or paused.
     fn may_start(&self, rows: &HashSet<i64>, now: Instant) -> bool {
-        self.due <= now && (self.owns_row || self.needs.row.is_none_or(|row| !rows.contains(&row)))
+        self.due <= now && (self.owns_row || self.step.row.is_none_or(|row| !rows.contains(&row)))
     }
 }
 
@@ -315,7 +315,7 @@ impl<T> Queue<T> {
         let mut order: Vec<_> = (0..)
             .zip(&self.waiting)
             .filter(|(_, command)| {
-                command.may_start(rows, now) && command.needs.row.is_none_or(|row| changed.insert(row))
+                command.may_start(rows, now) && command.step.row.is_none_or(|row| changed.insert(row))
             })
             .map(|(at, command)| {
                 let count = counts.entry(command.peer).and_modify(|count| *count += 1).or_insert(1);
@@ -329,8 +329,8 @@ impl<T> Queue<T> {
                 break;
             }
             let command = &mut self.waiting[at];
-            users = users.saturating_sub(command.needs.users);
-            if let Some(row) = command.needs.row {
+            users = users.saturating_sub(command.step.users);
+            if let Some(row) = command.step.row {
                 rows.insert(row);
                 command.owns_row = true;
             }

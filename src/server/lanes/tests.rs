@@ -17,9 +17,9 @@ impl Bench {
     }
 
     /// Queues a command of the address with this number; a microsecond passes, so that times differ.
-    fn push(&mut self, peer: u8, work: u32, needs: Needs) -> Option<u32> {
+    fn push(&mut self, peer: u8, work: u32, step: Step) -> Option<u32> {
         self.now += Duration::from_micros(1);
-        self.lanes.push(work, needs, Some(Ipv4Addr::new(127, 0, 0, peer).into()), self.now)
+        self.lanes.push(work, step, Some(Ipv4Addr::new(127, 0, 0, peer).into()), self.now)
     }
 
     fn next(&mut self) -> Option<Batch<u32>> {
@@ -44,8 +44,8 @@ fn works(batch: &Batch<u32>) -> Vec<u32> {
     batch.commands.iter().map(|command| command.work).collect()
 }
 
-fn change(row: i64) -> Needs {
-    Needs::row(Lane::Change, row)
+fn change(row: i64) -> Step {
+    Step::row(Lane::Change, row)
 }
 
 const LOCAL: Duration = Duration::from_micros(200);
@@ -53,7 +53,7 @@ const LOCAL: Duration = Duration::from_micros(200);
 #[test]
 fn a_batch_is_what_arrived_meanwhile() {
     let mut bench = Bench::new(CAPACITY);
-    let find = Needs::of(Lane::Find);
+    let find = Step::of(Lane::Find);
     bench.push(1, 0, find);
     let first = bench.next().unwrap();
     (1..=70).for_each(|n| {
@@ -89,12 +89,12 @@ fn batches_in_flight() {
     for (lane, cores, took, expected) in rows {
         let mut bench = Bench::new(Capacity { cores, ..CAPACITY });
         for n in 0..10 {
-            bench.push(1, n, Needs::of(lane));
+            bench.push(1, n, Step::of(lane));
             let batch = bench.next().unwrap();
             bench.end(batch, Duration::from_micros(took));
         }
         let started = (0..20).filter(|n| {
-            bench.push(1, *n, Needs::of(lane));
+            bench.push(1, *n, Step::of(lane));
             bench.next().is_some()
         });
         assert_eq!(started.count(), expected, "{lane:?}, {cores} cores, {took} µs");
@@ -107,7 +107,7 @@ fn a_batch_that_is_stuck_does_not_stop_its_lane() {
         let mut bench = Bench::new(CAPACITY);
         let mut stuck = Vec::new();
         for n in 0..10 {
-            bench.push(1, n, Needs::of(lane));
+            bench.push(1, n, Step::of(lane));
             stuck.extend(bench.next());
         }
         let due = bench.lanes.next_due(bench.now, false).expect("more is queued");
@@ -122,7 +122,7 @@ fn a_batch_that_is_stuck_does_not_stop_its_lane() {
 fn one_slow_batch_does_not_make_a_lane_a_slow_one() {
     let mut bench = Bench::new(CAPACITY);
     let mut in_flight = |took: u64| {
-        bench.push(1, 0, Needs::of(Lane::Find));
+        bench.push(1, 0, Step::of(Lane::Find));
         let batch = bench.next().unwrap();
         bench.end(batch, Duration::from_micros(took));
         bench.lanes.queues[Lane::Find as usize].took < SHORT
@@ -135,8 +135,8 @@ fn one_slow_batch_does_not_make_a_lane_a_slow_one() {
 #[test]
 fn changes_of_one_row_follow_each_other() {
     let mut bench = Bench::new(CAPACITY);
-    for (work, needs) in [(1, change(7)), (2, change(7)), (3, change(8)), (4, Needs::row(Lane::Single, 7))] {
-        bench.push(1, work, needs);
+    for (work, step) in [(1, change(7)), (2, change(7)), (3, change(8)), (4, Step::row(Lane::Single, 7))] {
+        bench.push(1, work, step);
     }
     // Any number of changes of one row hides none of another.
     (100..1000).for_each(|n| {
@@ -166,9 +166,9 @@ fn a_row_stays_taken_while_its_change_pauses_or_goes_on() {
     let mut batch = bench.next().unwrap();
     bench.lanes.finished(&batch, bench.now);
     let command = batch.commands.pop().unwrap();
-    assert!(bench.lanes.push_next(command, Needs::row(Lane::Single, 7)).is_none());
+    assert!(bench.lanes.push_next(command, Step::row(Lane::Single, 7)).is_none());
     let mut batch = bench.next().unwrap();
-    assert_eq!((batch.commands[0].needs.lane, works(&batch)), (Lane::Single, vec![1]));
+    assert_eq!((batch.commands[0].step.lane, works(&batch)), (Lane::Single, vec![1]));
     bench.lanes.finished(&batch, bench.now);
     assert!(bench.lanes.retry(batch.commands.pop().unwrap(), bench.now).is_none());
     assert!(bench.next().is_none());
@@ -237,12 +237,12 @@ fn one_address_does_not_keep_others_out() {
     for lane in [Lane::Find, Lane::List, Lane::Create, Lane::Change, Lane::Single] {
         let mut bench = Bench::new(CAPACITY);
         (0..400).for_each(|n| {
-            bench.push(1, n, Needs::of(lane));
+            bench.push(1, n, Step::of(lane));
         });
         (400..800).for_each(|n| {
-            bench.push(2, n, Needs::of(lane));
+            bench.push(2, n, Step::of(lane));
         });
-        bench.push(3, 1000, Needs::of(lane));
+        bench.push(3, 1000, Step::of(lane));
         let mut batches = 0;
         let is_in = |batch: &Batch<u32>| works(batch).contains(&1000);
         loop {
@@ -261,7 +261,7 @@ fn one_address_does_not_keep_others_out() {
 #[test]
 fn lists_in_flight_have_few_users() {
     let mut bench = Bench::new(CAPACITY);
-    let list = |users| Needs { users, ..Needs::of(Lane::List) };
+    let list = |users| Step { users, ..Step::of(Lane::List) };
     bench.push(1, 0, list(4000));
     (1..10).for_each(|n| {
         bench.push(1, n, list(999));
@@ -278,7 +278,7 @@ fn lists_in_flight_have_few_users() {
 
 #[test]
 fn a_full_queue_of_hashes_refuses_the_address_that_has_most() {
-    let hash = Needs::of(Lane::Hash);
+    let hash = Step::of(Lane::Hash);
     for hashers in [1, 2] {
         let mut bench = Bench::new(Capacity { hashers, ..CAPACITY });
         let most = 100 * hashers as u32;
@@ -301,7 +301,7 @@ fn a_full_queue_of_hashes_refuses_the_address_that_has_most() {
 /// Two seconds of work may wait, whatever a hash costs: the time of a hash, and how many wait then for one thread.
 #[test]
 fn the_queue_of_hashes_counts_their_cost() {
-    let hash = Needs::of(Lane::Hash);
+    let hash = Step::of(Lane::Hash);
     for (millis, most) in [(20, 100), (200, 10), (1500, 1)] {
         let mut bench = Bench::new(CAPACITY);
         for n in 0..60 {
@@ -317,8 +317,8 @@ fn the_queue_of_hashes_counts_their_cost() {
 #[test]
 fn commands_that_no_client_waits_for_are_dropped() {
     let mut bench = Bench::new(CAPACITY);
-    for (work, needs) in [(0, change(1)), (1, change(1)), (2, change(1)), (3, Needs::of(Lane::Hash))] {
-        bench.push(1, work, needs);
+    for (work, step) in [(0, change(1)), (1, change(1)), (2, change(1)), (3, Step::of(Lane::Hash))] {
+        bench.push(1, work, step);
     }
     bench.lanes.retain(|work| *work == 2);
     assert_eq!(bench.lanes.len(), 1);
@@ -357,9 +357,9 @@ struct World {
     random: Random,
     in_flight: Vec<Batch<u32>>,
     rows: HashSet<i64>,
-    /// By the number of the command: what it needs, when it was queued in ends of batches until it is started, and
+    /// By the number of the command: its step, when it was queued in ends of batches until it is started, and
     /// whether it is over.
-    commands: Vec<(Needs, Option<u64>, bool)>,
+    commands: Vec<(Step, Option<u64>, bool)>,
     queued: usize,
     ends: u64,
 }
@@ -381,18 +381,18 @@ impl World {
 
     fn arrive(&mut self) {
         let row = self.random.below(ROWS) as i64;
-        let needs = match self.random.below(20) {
-            0..8 => Needs::of(Lane::Find),
-            8..10 => Needs { users: self.random.below(1000) as usize, ..Needs::of(Lane::List) },
-            10..13 => Needs::of(Lane::Hash),
-            13..16 => Needs::of(Lane::Create),
-            16 => Needs::row(Lane::Single, row),
+        let step = match self.random.below(20) {
+            0..8 => Step::of(Lane::Find),
+            8..10 => Step { users: self.random.below(1000) as usize, ..Step::of(Lane::List) },
+            10..13 => Step::of(Lane::Hash),
+            13..16 => Step::of(Lane::Create),
+            16 => Step::row(Lane::Single, row),
             _ => change(row),
         };
         let (peer, work) = (self.random.below(5) as u8, self.commands.len() as u32);
-        self.commands.push((needs, Some(self.ends), false));
+        self.commands.push((step, Some(self.ends), false));
         self.queued += 1;
-        let refused = self.bench.push(peer, work, needs);
+        let refused = self.bench.push(peer, work, step);
         self.refused(refused);
     }
 
@@ -412,13 +412,13 @@ impl World {
                 assert!((1..=batch_limit(batch.queue)).contains(&batch.commands.len()));
                 self.queued -= batch.commands.len();
                 for command in &batch.commands {
-                    let (needs, since, over) = &mut self.commands[command.work as usize];
-                    assert!(!*over && needs.lane == batch.commands[0].needs.lane);
-                    if let Some(row) = needs.row {
+                    let (step, since, over) = &mut self.commands[command.work as usize];
+                    assert!(!*over && step.lane == batch.commands[0].step.lane);
+                    if let Some(row) = step.row {
                         assert!(self.rows.insert(row), "a row is changed twice at once");
                     }
                     if let Some(since) = since.take() {
-                        assert!(self.ends - since <= STARTS_WITHIN, "{:?} waits for too long", needs.lane);
+                        assert!(self.ends - since <= STARTS_WITHIN, "{:?} waits for too long", step.lane);
                     }
                 }
                 self.in_flight.push(batch);
@@ -439,7 +439,7 @@ impl World {
         assert!(of(Lane::Create) <= but_two && changes <= but_two && of(Lane::List) <= but_one);
         assert!(count(RETRY) <= (but_one / 2).max(1));
         let users =
-            |batch: &Batch<u32>| batch.commands.iter().map(|command| command.needs.users).sum::<usize>();
+            |batch: &Batch<u32>| batch.commands.iter().map(|command| command.step.users).sum::<usize>();
         let lists = self.in_flight.iter().filter(|batch| batch.queue == Lane::List as usize);
         assert!(lists.map(users).sum::<usize>() < 2 * LIST_USERS);
         // A read that may be executed is in flight, unless a short one is.
@@ -461,30 +461,30 @@ impl World {
         self.bench.lanes.finished(&batch, self.bench.now);
         let table_is_locked = self.random.below(1000) < 5;
         for command in batch.commands {
-            let needs = self.commands[command.work as usize].0;
-            assert!(needs.row.is_none_or(|row| self.rows.remove(&row)));
-            let is_locked = needs.row.is_some_and(|row| row < LOCKED) && self.random.below(2) == 0;
+            let step = self.commands[command.work as usize].0;
+            assert!(step.row.is_none_or(|row| self.rows.remove(&row)));
+            let is_locked = step.row.is_some_and(|row| row < LOCKED) && self.random.below(2) == 0;
             if locks && (is_locked || table_is_locked) {
                 self.queued += 1;
                 assert!(self.bench.lanes.retry(command, self.bench.now).is_none(), "it is not given up");
                 continue;
             }
-            let next = match needs.lane {
+            let next = match step.lane {
                 // Hashed, and then stored: a new user, or a change of one.
                 Lane::Hash => match self.random.below(4) {
-                    0 => Some(Needs::of(Lane::Single)),
-                    1 => Some(Needs::row(Lane::Single, self.random.below(ROWS) as i64)),
+                    0 => Some(Step::of(Lane::Single)),
+                    1 => Some(Step::row(Lane::Single, self.random.below(ROWS) as i64)),
                     _ => None,
                 },
                 // An update of an address.
-                Lane::Change if self.random.below(4) == 0 => Some(Needs { lane: Lane::Single, ..needs }),
-                Lane::Create if self.random.below(40) == 0 => Some(Needs::of(Lane::Hash)),
+                Lane::Change if self.random.below(4) == 0 => Some(Step { lane: Lane::Single, ..step }),
+                Lane::Create if self.random.below(40) == 0 => Some(Step::of(Lane::Hash)),
                 _ => None,
             };
-            if let Some(needs) = next {
-                self.commands[command.work as usize].0 = needs;
+            if let Some(step) = next {
+                self.commands[command.work as usize].0 = step;
                 self.queued += 1;
-                let refused = self.bench.lanes.push_next(command, needs);
+                let refused = self.bench.lanes.push_next(command, step);
                 self.refused(refused);
                 continue;
             }

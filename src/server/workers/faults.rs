@@ -3,7 +3,7 @@
 use super::{Dispatch, Job, MEMORY_WAIT, guard};
 use crate::frontend::Claimed;
 use crate::http::{Request, Response};
-use crate::{app::Next, error::Error};
+use crate::{app::Judged, error::Error};
 use std::time::{Duration, Instant};
 use std::{sync::Arc, thread};
 
@@ -50,14 +50,14 @@ pub(super) fn control(dispatch: Arc<Dispatch>, control: Control, claimed: Claime
 }
 
 /// Fails a judged request.
-pub(super) fn fail(dispatch: Arc<Dispatch>, fault: Fault, mut job: Box<Job>, next: Next) {
+pub(super) fn fail(dispatch: Arc<Dispatch>, fault: Fault, mut job: Job, judged: Judged) {
     on_own_thread("fault", move || {
         dispatch.slots.begin(job.claimed.slot);
         let id = Some(&job.claimed.id);
         let response = match fault {
             Fault::Refused => Response::no_content(),
             Fault::Unavailable => Error::Unavailable("it fails on command".into()).into_response(id),
-            _ => guard(id, || dispatch.app.answer(next)).unwrap_or_else(|response| response),
+            _ => guard(id, || dispatch.app.answer(judged)).unwrap_or_else(|response| response),
         };
         if let Fault::Slow(delay) = fault {
             let left = job.claimed.deadline.saturating_duration_since(Instant::now());

@@ -18,6 +18,10 @@
 //! for some 20 ms.
 //!
 //! A panic ends in the guard of its request, its batch or its answer; what the schedule counts is given back then, too.
+#![expect(
+    clippy::vec_box,
+    reason = "a vector of many large tasks would be mapped and unmapped for each ticket"
+)]
 
 mod faults;
 mod requests;
@@ -30,11 +34,11 @@ use crate::app::App;
 use crate::db::Failure;
 use crate::error::{Error, Reason};
 use crate::http::Response;
-use crate::operations::{Command, Needs, Outcome};
+use crate::operations::Outcome;
 use crate::{frontend::Slots, http::counted_as};
 pub use faults::{Control, Fault, Intercept, Intercepted};
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use requests::{Job, MEMORY_WAIT, guard};
+use requests::{Job, MEMORY_WAIT, Task, guard};
 use std::sync::{Arc, atomic::Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -71,7 +75,7 @@ struct Dispatch {
 
 /// Commands, and the threads that wait for some.
 struct Schedule {
-    lanes: Lanes<Box<Job>>,
+    lanes: Lanes<Box<Task>>,
     /// Workers in tiny_http's queue.
     receiving: usize,
     /// When a worker that waits for work wakes by itself.
@@ -196,16 +200,16 @@ impl Dispatch {
     }
 
     /// Queues commands.
-    fn push(&self, schedule: &mut MutexGuard<'_, Schedule>, judged: Vec<(Box<Job>, Needs)>) {
+    fn push(&self, schedule: &mut MutexGuard<'_, Schedule>, judged: Vec<Box<Task>>) {
         let (mut refused, now) = (Vec::new(), Instant::now());
-        for (job, needs) in judged {
-            let peer = job.claimed.request.peer.map(counted_as);
-            let too_many = schedule.lanes.push(job, needs, peer, now);
-            refused.extend(too_many.map(|job| (job, Err(Error::Busy(Reason::TooManyHashes)))));
+        for task in judged {
+            let (step, peer) = (task.command.next_step(), task.job.claimed.request.peer.map(counted_as));
+            let too_many = schedule.lanes.push(task, step, peer, now);
+            refused.extend(too_many.map(|task| (task, Err(Error::Busy(Reason::TooManyHashes)))));
         }
         // Clients that give up and retry would let the queue grow without limit. Each connection waits for one command.
         if schedule.lanes.len() > 2 * self.slots.len() {
-            schedule.lanes.retain(|job| !self.slots.abandoned(job.claimed.slot));
+            schedule.lanes.retain(|task| !self.slots.abandoned(task.job.claimed.slot));
         }
         if !refused.is_empty() {
             MutexGuard::unlocked(schedule, || self.answer_all(refused));
@@ -216,11 +220,11 @@ impl Dispatch {
     ///
     /// The batch has ended when its statement has: the session, and the rows of its changes, are free before the answers are
     /// written. Lists end with their answers, as these may wait for memory, and as their users take memory until then.
-    fn execute(&self, mut batch: Batch<Box<Job>>) -> MutexGuard<'_, Schedule> {
+    fn execute(&self, mut batch: Batch<Box<Task>>) -> MutexGuard<'_, Schedule> {
         let commands = mem::take(&mut batch.commands).into_iter();
         // A client that was answered 503 has given the request up, or retries it: it is not executed.
         let (items, gone): (Vec<_>, Vec<_>) =
-            commands.partition(|item: &Queued<Box<Job>>| self.slots.begin(item.work.claimed.slot));
+            commands.partition(|item: &Queued<Box<Task>>| self.slots.begin(item.work.job.claimed.slot));
         let (items, outcomes) = self.run(items);
         let (mut answers, now) = (Vec::with_capacity(items.len()), Instant::now());
         let mut schedule = self.schedule.lock();
@@ -231,14 +235,14 @@ impl Dispatch {
         for (item, outcome) in items.into_iter().zip(outcomes) {
             let given_up = match outcome {
                 Outcome::Continued => {
-                    let needs = item.work.command.as_ref().map_or(item.needs, Command::needs);
-                    let too_many = schedule.lanes.push_next(item, needs);
-                    too_many.map(|job| (job, Err(Error::Busy(Reason::TooManyHashes))))
+                    let step = item.work.command.next_step();
+                    let too_many = schedule.lanes.push_next(item, step);
+                    too_many.map(|task| (task, Err(Error::Busy(Reason::TooManyHashes))))
                 }
                 Outcome::Retried => {
                     let given_up = schedule.lanes.retry(item, now);
                     self.app.metrics.lock_retries.fetch_add(given_up.is_none().into(), Ordering::Relaxed);
-                    given_up.map(|job| (job, Err(Failure::Contended.into_error())))
+                    given_up.map(|task| (task, Err(Failure::Contended.into_error())))
                 }
                 Outcome::Answered(answer) => {
                     schedule.lanes.done(&item);
@@ -258,15 +262,15 @@ impl Dispatch {
     }
 
     /// Executes commands of one lane; a panic is an answer to each.
-    fn run(&self, mut items: Vec<Queued<Box<Job>>>) -> (Vec<Queued<Box<Job>>>, Vec<Outcome>) {
+    fn run(&self, mut items: Vec<Queued<Box<Task>>>) -> (Vec<Queued<Box<Task>>>, Vec<Outcome>) {
         let count = items.len();
         if let Some(item) = items.first() {
-            self.app.metrics.batch(item.needs.lane as usize, count);
+            self.app.metrics.batch(item.step.lane as usize, count);
         }
-        let only = items.first().filter(|_| count == 1).map(|item| item.work.claimed.id.clone());
-        let commands = items.iter_mut().filter_map(|Queued { work: job, .. }| {
-            let Job { command, claimed, .. } = &mut **job;
-            Some((command.as_mut()?, claimed.deadline))
+        let only = items.first().filter(|_| count == 1).map(|item| item.work.job.claimed.id.clone());
+        let commands = items.iter_mut().map(|item| {
+            let Task { command, job } = &mut *item.work;
+            (command, job.claimed.deadline)
         });
         let outcomes = guard(only.as_ref(), || self.app.operations.execute(commands.collect()))
             .unwrap_or_else(|response| iter::repeat_n(response, count).map(Outcome::from).collect());
@@ -274,13 +278,13 @@ impl Dispatch {
     }
 
     /// Answers commands that are done or given up. The caller holds no lock.
-    fn answer_all(&self, answers: Vec<(Box<Job>, Result<Response, Error>)>) {
-        for (mut job, answer) in answers {
-            let id = job.claimed.id.clone();
+    fn answer_all(&self, answers: Vec<(Box<Task>, Result<Response, Error>)>) {
+        for (mut task, answer) in answers {
+            let (id, job) = (task.job.claimed.id.clone(), &mut task.job);
             // A panic loses one request. The frontend answers it at its deadline.
             let _ = guard(Some(&id), || match answer {
-                Ok(response) => self.answer(&mut job, response, MEMORY_WAIT),
-                Err(error) => self.refuse(&mut job, error),
+                Ok(response) => self.answer(job, response, MEMORY_WAIT),
+                Err(error) => self.refuse(job, error),
             });
         }
     }

@@ -2,12 +2,12 @@
 //! logged; and the figures of those in between.
 
 use super::{Dispatch, Intercepted, Workers, faults};
-use crate::app::{self, Judged, Next};
+use crate::app::Judged;
 use crate::error::{Error, Reason};
 use crate::frontend::{Claimed, ClientName};
 use crate::http::{RequestId, Response};
 use crate::metrics::Source;
-use crate::operations::{Command, Needs};
+use crate::operations::Command;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 use std::{fmt, mem, sync::Arc};
@@ -23,10 +23,14 @@ const RESERVED_BYTES: usize = 16 << 10;
 /// The longest wait of a large answer of a command for its memory.
 pub(super) const MEMORY_WAIT: Duration = Duration::from_secs(2);
 
-/// A request that is queued or in flight.
+/// A command, and the request that it answers.
+pub(super) struct Task {
+    pub command: Command,
+    pub job: Job,
+}
+
+/// A request that a worker has claimed, until its answer.
 pub(super) struct Job {
-    /// `None` if it needs none, and once it is answered.
-    pub command: Option<Command>,
     /// The slot, the client, the id and the deadline, and what the log says of the request. Holds the memory of the request,
     /// and then of its answer.
     pub claimed: Claimed,
@@ -63,7 +67,7 @@ impl Workers {
 impl Dispatch {
     /// Waits for a ticket. Judges its requests, and those of the tickets that are there behind it; answers those that need no
     /// database.
-    pub(super) fn receive(self: &Arc<Self>) -> Vec<(Box<Job>, Needs)> {
+    pub(super) fn receive(self: &Arc<Self>) -> Vec<Box<Task>> {
         let mut next = self.server.recv().map(Some);
         let (received, mut judged, mut answered) = (Instant::now(), Vec::new(), 0);
         while let Ok(Some(ticket)) = next {
@@ -73,7 +77,7 @@ impl Dispatch {
             for claimed in claimed {
                 let id = claimed.id.clone();
                 match guard(Some(&id), || self.judge(claimed, received)) {
-                    Ok(Some(command)) => judged.push(command),
+                    Ok(Some(task)) => judged.push(task),
                     _ => answered += 1,
                 }
                 // Commands that were judged before wait for no more answers.
@@ -91,42 +95,36 @@ impl Dispatch {
     }
 
     /// Queues commands, and wakes a worker for them.
-    fn submit(&self, judged: Vec<(Box<Job>, Needs)>) {
+    fn submit(&self, judged: Vec<Box<Task>>) {
         let mut schedule = self.schedule.lock();
         self.push(&mut schedule, judged);
         self.wake(&schedule, Instant::now());
     }
 
     /// Judges a request. `None` if it is answered, or is not executed as usual.
-    fn judge(self: &Arc<Self>, claimed: Claimed, received: Instant) -> Option<(Box<Job>, Needs)> {
+    fn judge(self: &Arc<Self>, claimed: Claimed, received: Instant) -> Option<Box<Task>> {
         let Claimed { request, cors, id, .. } = &claimed;
+        let asked = self.app.find(request, cors);
+        let (label, token) = (asked.label, asked.token.map_or("", Into::into));
         let judged = guard(Some(id), || match self.intercept.as_ref().and_then(|choose| choose(request)) {
             Some(Intercepted::Control(control)) => Err(control),
-            fault => Ok((fault, self.app.judge(request, cors, Some(id)))),
+            fault => Ok((fault, self.app.judge(request, asked, cors, Some(id)))),
         });
-        let judged = judged.unwrap_or_else(|answer| {
-            let label = app::find(request.method, request.path(), true).label;
-            Ok((None, Judged { label, token: "", next: Next::Answer(answer) }))
-        });
-        let (fault, Judged { label, token, next }) = match judged {
+        let (fault, judged) = match judged.unwrap_or_else(|answer| Ok((None, Judged::Answer(answer)))) {
             Ok(judged) => judged,
             Err(control) => {
                 faults::control(Arc::clone(self), control, claimed);
                 return None;
             }
         };
-        let mut job = Box::new(Job { command: None, claimed, cut: None, received, label, token });
+        let mut job = Job { claimed, cut: None, received, label, token };
         // The log needs no more of it than the method and the path.
         (job.claimed.request.fields, job.claimed.request.body) = (String::new(), Vec::new());
-        match (fault, next) {
-            (Some(Intercepted::Fault(fault)), next) => faults::fail(Arc::clone(self), fault, job, next),
+        match (fault, judged) {
+            (Some(Intercepted::Fault(fault)), judged) => faults::fail(Arc::clone(self), fault, job, judged),
             // The thread that receives waits for nothing else.
-            (_, Next::Answer(answer)) => self.answer(&mut job, answer, Duration::ZERO),
-            (_, Next::Execute(command)) => {
-                let needs = command.needs();
-                job.command = Some(command);
-                return Some((job, needs));
-            }
+            (_, Judged::Answer(answer)) => self.answer(&mut job, answer, Duration::ZERO),
+            (_, Judged::Execute(command)) => return Some(Box::new(Task { command, job })),
         }
         None
     }
