@@ -37,7 +37,7 @@ pub struct Servers {
     tls: Connector,
     config: Config,
     password: Password,
-    /// Whether a pooler lends the sessions.
+    /// Own sessions, or sessions that a pooler lends.
     sessions: Mutex<Sessions>,
     /// The statement that has sessions use the schema of the tables, once that is found.
     search_path: OnceLock<String>,

@@ -1,4 +1,4 @@
-//! Whether a pooler lends its sessions for one transaction each: then they keep no statements and no settings.
+//! Looks for a pooler that lends its sessions for one transaction each: then they keep no statements and no settings.
 
 use super::Servers;
 use super::bounded::{CONNECT_TIMEOUT, within};

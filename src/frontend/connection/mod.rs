@@ -18,7 +18,7 @@ use mio::{Poll, event::Event};
 use nix::libc::MSG_NOSIGNAL;
 use socket2::Socket;
 pub use state::DOING;
-use state::{InWork, State};
+use state::{Stage, State};
 use std::io::{self, ErrorKind, Read};
 use std::{mem, net::Shutdown, sync::Arc, time::Instant};
 pub use writing::{Delivery, LINGER_TIME};
@@ -50,15 +50,20 @@ pub struct Context {
     pub resources: Resources,
     /// The deadline of a stop, once one has begun: idle connections are closed.
     pub stop_at: Option<Instant>,
-    /// The connection has just completed a request, which waits for a worker.
-    pub has_passed: bool,
 }
+
+/// One of the connections that there may be at once: the event loop counts the clones.
+pub type Admission = Arc<()>;
 
 /// The next step of the event loop with a connection that it has called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// Wait for an event or a worker.
     Wait,
+    /// Write a ticket for its request, unless one names its slot already, and wait for a worker.
+    Ticket,
+    /// Bring the memory below its limit, at the cost of this connection if no other one may be closed, and call it again.
+    MakeMemory,
     /// Call it again in the next iteration.
     Requeue,
     /// Close it.
@@ -83,8 +88,8 @@ pub struct Connection {
     reset: bool,
     /// The socket is registered for writability, too.
     awaits_writable: bool,
-    /// The connection is beyond the capacity, and only gets a refusal.
-    pub surplus: bool,
+    /// `None` for a connection beyond the capacity, which only gets a refusal.
+    pub admission: Option<Admission>,
     /// The memory of its buffer, of its request until a worker claims that, or of its answer.
     pub held: Reservation,
     state: State,
@@ -93,7 +98,13 @@ pub struct Connection {
 impl Connection {
     /// Creates the connection of a socket that was just accepted. The generations of its requests begin with
     /// `generation`.
-    pub fn new(stream: Socket, peer: Peer, generation: u64, held: Reservation, now: Instant) -> Connection {
+    pub fn new(
+        stream: Socket,
+        peer: Peer,
+        generation: u64,
+        admission: Admission,
+        context: &Context,
+    ) -> Connection {
         Connection {
             stream,
             peer,
@@ -103,23 +114,24 @@ impl Connection {
             ended: false,
             reset: false,
             awaits_writable: false,
-            surplus: false,
-            held,
-            state: State::Idle { since: now, input: Vec::new() },
+            admission: Some(admission),
+            held: context.resources.budget.count(0),
+            state: State::Idle { since: context.now, input: Vec::new() },
         }
     }
 
     /// Hands the complete request over to a worker, once, with the memory that is counted for it.
     pub fn claim(&mut self, index: u32, limits: &Limits, budget: &Budget) -> Option<Claimed> {
-        let State::Working { since, request: work, input } = &mut self.state else { return None };
-        let request = work.request.take()?;
+        let State::Working { since, stage, id, echo, input, .. } = &mut self.state else { return None };
+        let unclaimed = matches!(stage, Stage::Unclaimed(_)).then_some(stage)?;
+        let Stage::Unclaimed(request) = mem::replace(unclaimed, Stage::Claimed) else { return None };
         let bytes = counted(request.memory());
         self.held.set(counted(input.len()));
         Some(Claimed {
             slot: Slot { index, generation: self.generation },
             request,
-            id: work.id.clone(),
-            cors: work.echo.cors.clone(),
+            id: id.clone(),
+            cors: echo.cors.clone(),
             deadline: *since + limits.request_timeout,
             held: (bytes > 0).then(|| budget.count(bytes)),
         })
@@ -140,8 +152,14 @@ impl Connection {
                 // A command whose client has reset the connection is not executed. (A client that has only ended
                 // sending still reads.)
                 State::Working { .. } if self.reset => Some(Action::Close),
-                State::Working { .. } => Some(Action::Wait),
-                State::Idle { .. } | State::Arriving { .. } => self.read(context),
+                State::Working { stage, .. } => Some(stage.action()),
+                State::Arriving { awaits_continue: true, .. } => self.ask_for_body(),
+                State::Idle { .. } | State::Arriving { .. } => {
+                    let held = self.held.bytes();
+                    let action = self.read(context);
+                    let is_short = self.held.bytes() > held && context.resources.budget.is_exceeded();
+                    action.or(is_short.then_some(Action::MakeMemory))
+                }
                 State::Writing { .. } => self.write(index, context),
                 // Without unread bytes, closing the socket does not reset the connection.
                 State::Closing if self.readable && self.stream.shutdown(Shutdown::Write).is_ok() => {
@@ -155,7 +173,7 @@ impl Connection {
                 return action;
             }
         }
-        if self.is_working() { Action::Wait } else { Action::Requeue }
+        Action::Requeue
     }
 
     /// Ends a request, an answer or the connection: because connections or memory run out, if there is a reason `why`,
@@ -177,22 +195,22 @@ impl Connection {
             }
             State::Closing | State::Lingering { .. } => return Action::Close,
         };
-        self.surplus |= why.is_some();
+        self.admission.take_if(|_| why.is_some());
         self.refuse(&error, context);
         self.advance(index, context)
     }
 
     /// Answers 503, because connections or memory run out or the server stops, and closes the connection.
     pub fn turn_away(&mut self, why: Reason, index: u32, context: &mut Context) -> Action {
-        self.surplus = true;
+        self.admission = None;
         self.refuse(&Error::Busy(why), context);
         self.advance(index, context)
     }
 
     /// Marks its request as being executed.
     pub fn begin(&mut self) {
-        if let State::Working { request, .. } = &mut self.state {
-            request.begun = true;
+        if let State::Working { stage, .. } = &mut self.state {
+            *stage = Stage::Begun;
         }
     }
 
@@ -278,13 +296,14 @@ impl Connection {
         }
     }
 
-    /// Sends 100 (Continue), if the client waits for it. If the socket does not take so few bytes, the client has not read
-    /// earlier answers; it gets no more.
-    pub fn ask_for_body(&mut self, _: &mut Context) -> Action {
-        let State::Arriving { awaits_continue, .. } = &mut self.state else { return Action::Wait };
-        let is_sent = !mem::take(awaits_continue)
-            || self.stream.send_with_flags(CONTINUE, MSG_NOSIGNAL).ok() == Some(CONTINUE.len());
-        if is_sent { Action::Wait } else { Action::Close }
+    /// Sends 100 (Continue). If the socket does not take so few bytes, the client has not read earlier answers; it gets no
+    /// more.
+    fn ask_for_body(&mut self) -> Option<Action> {
+        if let State::Arriving { awaits_continue, .. } = &mut self.state {
+            *awaits_continue = false;
+        }
+        let sent = self.stream.send_with_flags(CONTINUE, MSG_NOSIGNAL).ok();
+        (sent != Some(CONTINUE.len())).then_some(Action::Close)
     }
 
     /// Answers a complete request, if it has an answer already, or keeps it until a worker claims it.
@@ -301,12 +320,11 @@ impl Connection {
         request.peer = self.holder.address;
         let id = echo.id.take().unwrap_or_else(RequestId::new);
         let answer = (context.resources.answer_at_once)(&request, &id);
-        let request = InWork { request: Some(request), persistence, id, echo, begun: false };
-        self.state = State::Working { since: context.now, request, input };
-        match answer {
-            // The event loop calls this connection again in any case.
-            Some(answer) => drop(self.answer(answer, None, context.stop_at.is_some())),
-            None => context.has_passed = true,
+        let (since, stage) = (context.now, Stage::Unclaimed(request));
+        self.state = State::Working { since, stage, persistence, id, echo, input };
+        if let Some(answer) = answer {
+            // This connection is advanced in any case.
+            self.answer(answer, None, context.stop_at.is_some());
         }
     }
 }

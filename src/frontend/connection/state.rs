@@ -1,6 +1,6 @@
 //! The states of a connection, their deadlines, and whether a connection in them may be closed for another one. Pure.
 
-use super::{Connection, writing::Unsent};
+use super::{Action, Connection, writing::Unsent};
 use crate::config::Limits;
 use crate::frontend::{
     http1::{framing::Framing, head::Echo},
@@ -17,7 +17,14 @@ pub(super) enum State {
     /// A head or a body is arriving. The client may wait for a 100 (Continue) before it sends the body.
     Arriving { since: Instant, framing: Framing, input: Vec<u8>, awaits_continue: bool },
     /// The request is complete, and waits for a worker or is with one.
-    Working { since: Instant, request: InWork, input: Vec<u8> },
+    Working {
+        since: Instant,
+        stage: Stage,
+        persistence: Persistence,
+        id: RequestId,
+        echo: Echo,
+        input: Vec<u8>,
+    },
     /// The socket did not take all of an answer.
     Writing { since: Instant, answer: Unsent },
     /// The last answer is sent, and the connection is about to close.
@@ -29,15 +36,21 @@ pub(super) enum State {
 /// Labels of the states of connections in figures.
 pub const DOING: [&str; 5] = ["idle", "reading", "working", "writing", "closing"];
 
-/// A complete request, until it is answered.
-pub(super) struct InWork {
-    /// `None` once a worker has claimed it.
-    pub request: Option<Request>,
-    pub persistence: Persistence,
-    pub id: RequestId,
-    pub echo: Echo,
-    /// A worker has begun to execute it.
-    pub begun: bool,
+/// How far a complete request has come.
+pub(super) enum Stage {
+    /// It waits for a worker.
+    Unclaimed(Request),
+    /// A worker has claimed it, and may have queued it.
+    Claimed,
+    /// A worker executes it.
+    Begun,
+}
+
+impl Stage {
+    /// Returns what the event loop does for it.
+    pub fn action(&self) -> Action {
+        if matches!(self, Stage::Unclaimed(_)) { Action::Ticket } else { Action::Wait }
+    }
 }
 
 impl Connection {
@@ -57,11 +70,6 @@ impl Connection {
         matches!(self.state, State::Arriving { .. } | State::Working { .. })
     }
 
-    /// Returns whether the client waits for a 100 (Continue).
-    pub fn awaits_continue(&self) -> bool {
-        matches!(self.state, State::Arriving { awaits_continue: true, .. })
-    }
-
     /// Returns whether it waits for the answer of a worker.
     pub fn is_working(&self) -> bool {
         matches!(self.state, State::Working { .. })
@@ -71,7 +79,7 @@ impl Connection {
     /// client is not told otherwise.
     pub fn is_unclaimed(&self) -> bool {
         match &self.state {
-            State::Working { request, .. } => request.request.is_some(),
+            State::Working { stage, .. } => matches!(stage, Stage::Unclaimed(_)),
             state => matches!(state, State::Arriving { .. }),
         }
     }
@@ -83,15 +91,15 @@ impl Connection {
 
     /// Returns why it may be closed for another connection, and since when.
     pub fn expendable(&self) -> Option<(Expendable, Instant)> {
-        if self.surplus || self.holder.trusted {
+        if self.admission.is_none() || self.holder.trusted {
             return None;
         }
         match &self.state {
             State::Idle { since, .. } | State::Lingering { until: since } => Some((Expendable::Idle, *since)),
             State::Arriving { since, .. } => Some((Expendable::Incomplete, *since)),
             State::Writing { answer, .. } => Some((Expendable::Stalled, answer.moved)),
-            State::Working { since, request, .. } if !request.begun => Some((Expendable::Queued, *since)),
-            State::Working { .. } | State::Closing => None,
+            State::Working { stage: Stage::Begun, .. } | State::Closing => None,
+            State::Working { since, .. } => Some((Expendable::Queued, *since)),
         }
     }
 

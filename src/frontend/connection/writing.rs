@@ -1,6 +1,6 @@
 //! From an answer or a refusal to bytes on the socket of a connection, and the end of a connection.
 
-use super::{Action, Connection, Context, InWork, State, counted};
+use super::{Action, Connection, Context, State, counted};
 use crate::error::{Error, Reason};
 use crate::frontend::http1::head::Echo;
 use crate::frontend::peers::{ClientName, Peer};
@@ -68,7 +68,7 @@ impl Connection {
     pub fn refuse(&mut self, error: &Error, context: &mut Context) {
         let Echo { id, cors, head_only, client } = match mem::replace(&mut self.state, State::Closing) {
             State::Arriving { framing, .. } => framing.echo,
-            State::Working { request, .. } => Echo { id: Some(request.id), ..request.echo },
+            State::Working { id, echo, .. } => Echo { id: Some(id), ..echo },
             _ => Echo::default(),
         };
         let (id, client) = (id.unwrap_or_else(RequestId::new), self.peer.speaking_for(client).address);
@@ -98,12 +98,12 @@ impl Connection {
     /// short, so many bytes before the connection closes. Returns how much was taken, and whether the event loop has to
     /// advance this connection now. Only to be called when a request is in work.
     pub fn answer(&mut self, mut response: Response, cut: Option<usize>, stopping: bool) -> (Delivery, bool) {
-        let State::Working { request, input, .. } = mem::replace(&mut self.state, State::Closing) else {
+        let state = mem::replace(&mut self.state, State::Closing);
+        let State::Working { persistence, id, echo, input, .. } = state else {
             unreachable!("the caller has made sure that a request is in work");
         };
         // Another answer to this request would be late.
         self.generation += 1;
-        let InWork { persistence, id, echo, .. } = request;
         echo.cors.add_to(&mut response);
         let persistence = if stopping { Persistence::Close } else { persistence };
         let closes = persistence == Persistence::Close || cut.is_some();

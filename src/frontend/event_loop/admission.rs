@@ -8,7 +8,7 @@
 
 use super::{EventLoop, SWEEP_PAUSE};
 use crate::frontend::{
-    connection::{Action, Connection},
+    connection::{Action, Admission, Connection},
     peers::{Expendable, Peer, may_displace},
 };
 use crate::{error::Reason, http::PeerKey};
@@ -69,7 +69,8 @@ impl EventLoop {
         let (now, limits) = (self.context.now, &self.context.limits);
         let peer = Peer::new(address, &limits.trusted_proxies);
         let why = Reason::TooManyConnections;
-        let full = self.admitted >= limits.max_connections && !self.make_way(why, Some(peer));
+        let admitted = Admission::strong_count(&self.admission) - 1;
+        let full = admitted >= limits.max_connections && !self.make_way(why, Some(peer));
         if self.free.is_empty() {
             self.close_oldest_surplus();
         }
@@ -82,11 +83,10 @@ impl EventLoop {
             let detail = format_args!(": {error}");
             return self.context.warnings.warn("a connection cannot be watched", detail, None);
         }
-        self.admitted += 1;
         self.opened += 1;
         self.sweep_at.get_or_insert(now + SWEEP_PAUSE);
-        let held = self.context.resources.budget.count(0);
-        let connection = Connection::new(stream, peer, self.opened << 32, held, now);
+        let (admission, generation) = (self.admission.clone(), self.opened << 32);
+        let connection = Connection::new(stream, peer, generation, admission, &self.context);
         self.slots.lock(index).expect("there is a slot for each").connection = Some(Box::new(connection));
         if full {
             self.call(index, |connection, context| connection.turn_away(why, index, context));
@@ -100,7 +100,7 @@ impl EventLoop {
             let mut gone = false;
             self.call(index, |connection, context| {
                 let action = connection.end(Some(why), index, context);
-                gone = action == Action::Close || connection.surplus;
+                gone = action == Action::Close || connection.admission.is_none();
                 action
             });
             if gone {
@@ -120,7 +120,7 @@ impl EventLoop {
         let found = self.slots.each(|index, connection| {
             let key = connection.holder.key()?;
             let holds = if why == Reason::NoMemory { connection.held.bytes() } else { 1 };
-            if !connection.surplus {
+            if connection.admission.is_some() {
                 *held.entry(key).or_default() += holds;
             }
             let (state, since) = connection.expendable()?;
@@ -172,7 +172,7 @@ impl EventLoop {
     /// Closes the connection that has been surplus for longest, if there is one.
     fn close_oldest_surplus(&mut self) -> bool {
         let surplus = self.slots.each(|index, connection| {
-            connection.surplus.then(|| (connection.deadline(&self.context.limits), index))
+            connection.admission.is_none().then(|| (connection.deadline(&self.context.limits), index))
         });
         let Some((_, index)) = surplus.into_iter().min() else { return false };
         self.call(index, |connection, context| {

@@ -5,7 +5,7 @@
 
 mod admission;
 
-use super::connection::{Action, Connection, Context, LINGER_TIME};
+use super::connection::{Action, Admission, Connection, Context, LINGER_TIME};
 use super::slots::{Entry, Slots};
 use super::{Listener, Resources};
 use crate::{config::Limits, error::Reason};
@@ -42,8 +42,8 @@ pub struct EventLoop {
     private: UnixStream,
     /// Slots that the next ticket names: their requests are complete, and no earlier ticket names them.
     passed: Vec<u32>,
-    /// Open connections that are not surplus, up to `max_connections`.
-    admitted: usize,
+    /// Has a clone for each open connection that is not surplus; there are up to `max_connections`.
+    admission: Admission,
     /// The number of connections since the start. It begins the generations of each one.
     opened: u64,
     /// Slots without a connection. The next connection gets the last one.
@@ -84,14 +84,13 @@ impl EventLoop {
             scratch: scratch(),
             resources,
             stop_at: None,
-            has_passed: false,
         };
         Ok(EventLoop {
             context,
             listener: Some(listener),
             private,
             passed: Vec::new(),
-            admitted: 0,
+            admission: Admission::default(),
             opened: 0,
             free: (0..slots.len() as u32).rev().collect(),
             slots,
@@ -160,8 +159,7 @@ impl EventLoop {
         // The list may have a connection twice.
         due.sort_unstable();
         due.dedup();
-        due.into_iter()
-            .for_each(|index| self.call(index, |connection, context| connection.advance(index, context)));
+        due.into_iter().for_each(|index| self.advance(index));
         Ok(())
     }
 
@@ -185,40 +183,36 @@ impl EventLoop {
         Ok(None)
     }
 
-    /// Calls a connection, and then waits for it, queues it or closes it as it asks.
+    /// Has a connection read and write.
+    fn advance(&mut self, index: u32) {
+        self.call(index, |connection, context| connection.advance(index, context));
+    }
+
+    /// Calls a connection, and does what it asks for.
     fn call(&mut self, index: u32, work: impl FnOnce(&mut Connection, &mut Context) -> Action) {
         let Some(mut entry) = self.slots.lock(index) else { return };
         let Entry { connection: Some(connection), has_ticket } = &mut *entry else { return };
-        let (was_surplus, held) = (connection.surplus, connection.held.bytes());
         // A panic ends one connection. The logger of a program that embeds the service may panic.
         let work = AssertUnwindSafe(|| work(connection, &mut self.context));
         let action = catch_unwind(work).unwrap_or_else(|_| {
             self.context.scratch = scratch();
             Action::Close
         });
-        let (holder, grown) = (connection.holder, connection.held.bytes() > held);
-        let awaits_continue = connection.awaits_continue();
-        if mem::take(&mut self.context.has_passed) && !mem::replace(has_ticket, true) {
-            self.passed.push(index);
-        }
-        if !was_surplus && (connection.surplus || action == Action::Close) {
-            self.admitted -= 1;
-        }
         match action {
             Action::Wait => {}
+            Action::Ticket if mem::replace(has_ticket, true) => {}
+            Action::Ticket => self.passed.push(index),
+            Action::MakeMemory => {
+                let holder = connection.holder;
+                drop(entry);
+                self.make_memory(index, holder);
+                self.advance(index);
+            }
             Action::Requeue => self.requeued.push(index),
             Action::Close => {
                 entry.connection = None;
                 self.free.push(index);
             }
-        }
-        drop(entry);
-        if grown && self.context.resources.budget.is_exceeded() {
-            self.make_memory(index, holder);
-        }
-        // There is memory for the body now, or the client was refused.
-        if awaits_continue {
-            self.call(index, Connection::ask_for_body);
         }
     }
 
