@@ -17,7 +17,6 @@ use std::{
 use userd::internals::{SETTINGS, Setting};
 
 const README: &str = include_str!("../../README.md");
-const SECURITY: &str = include_str!("../../docs/security.md");
 const CURL: &str = include_str!("../../docs/curl.md");
 const IMPORT: &str = include_str!("../../docs/import.md");
 
@@ -91,19 +90,6 @@ fn links_lead_somewhere() {
         }
     }
     assert!(count > 50, "{count} links");
-    // Tests that documents name: files, and in the table of docs/security.md modules and functions.
-    let code = |text: &'static str| text.split('`').skip(1).step_by(2);
-    let files = code(README).filter(|code| code.starts_with("tests/")).map(|file| (file.to_owned(), ""));
-    let rows = SECURITY.lines().filter(|line| line.starts_with("| ")).skip(1);
-    let named = rows.flat_map(|row| code(row.rsplit(" | ").next().expect("a cell")));
-    let tests = named.filter(|name| name.contains("::") || !name.contains('_')).map(|name| {
-        let (module, function) = name.split_once("::").unwrap_or((name, ""));
-        (format!("tests/it/{module}.rs"), function)
-    });
-    for (file, function) in files.chain(tests) {
-        let text = fs::read_to_string(root.join(&file)).unwrap_or_else(|error| panic!("{file}: {error}"));
-        assert!(text.contains(&format!("fn {function}")), "{file}: {function}");
-    }
     let missing: Vec<_> =
         documents.iter().map(|(name, _)| name).filter(|name| !listed.contains(*name)).collect();
     assert!(missing.is_empty(), "{missing:?}");
@@ -191,17 +177,19 @@ fn the_tests_in_any_language_run_as_pasted() {
     let kept = ["HOME", "CARGO_HOME", "RUSTUP_HOME", "POSTGRES_BIN"];
     let variables: Vec<(&str, String)> =
         kept.into_iter().filter_map(|name| Some((name, env::var(name).ok()?))).collect();
-    let pages =
-        [(README, "\n## In your tests\n"), (include_str!("../../docs/testing.md"), "# In your tests\n")];
-    for (page, heading) in pages {
+    let pages = [
+        (README, "\n## In your tests\n", 1),
+        (include_str!("../../docs/testing.md"), "# In your tests\n", 4),
+    ];
+    for (page, heading, count) in pages {
         let blocks = blocks(page, heading);
-        assert_eq!(blocks.len(), 4, "{blocks:?}");
+        assert_eq!(blocks.len(), count, "{blocks:?}");
         for lines in blocks {
             let dir = TempDir::new();
             let lines = format!("PATH=$PATH:{}\n{lines}", node.display());
             let (code, stdout, stderr) = shell(dir.path(), &lines, &variables);
             assert_eq!(code, 0, "{lines}\n{stdout}{stderr}");
-            assert!(lines.contains("\nuserd test -- "), "{lines}");
+            assert!(lines.contains("userd test -- "), "{lines}");
         }
     }
 }
@@ -450,5 +438,21 @@ fn files_of_other_systems() {
         found.sort();
         users.sort();
         assert_eq!(found, users, "{system}");
+    }
+}
+
+/// The blocks of docs/proxy.md for nginx and Caddy are parts of the files that `.ci/proxies` runs.
+#[test]
+fn the_proxies_are_those_that_run() {
+    let page = include_str!("../../docs/proxy.md");
+    for (fence, file) in [
+        ("\n```nginx userd.nginx\n", include_str!("../../examples/deploy/nginx.conf")),
+        ("\n```caddy Caddyfile\n", include_str!("../../examples/deploy/Caddyfile")),
+    ] {
+        let (_, block) = page.split_once(fence).expect("a block");
+        let lines: Vec<&str> = block.split("```").next().expect("lines").lines().map(str::trim).collect();
+        let missing: Vec<_> =
+            lines.iter().filter(|line| !line.is_empty() && !file.contains(**line)).collect();
+        assert!(lines.len() > 5 && missing.is_empty(), "{missing:?}");
     }
 }
