@@ -135,6 +135,17 @@ impl Account {
         move |error| self.check_owner(path).err().unwrap_or_else(|| ClusterError::io(doing, path)(error))
     }
 
+    /// Returns why `initdb`, which asks for the name of its user, has failed.
+    pub(super) fn explain(&self, failure: ClusterError) -> ClusterError {
+        if User::with_uid(self.uid).is_some() {
+            return failure;
+        }
+        ClusterError::new(format!(
+            "{failure}; user {} has no entry in /etc/passwd: mount a file that has one, or start userd as a user that has one",
+            self.uid
+        ))
+    }
+
     /// Returns whether `dir` is a directory, no symbolic link, of this account's that no other account can enter.
     pub(super) fn keeps_private(&self, dir: &Path) -> bool {
         let found = fs::symlink_metadata(dir);

@@ -21,7 +21,7 @@ pub(super) fn initialize(directory: &ClusterDir, programs: &Path, more: &[&str])
         initdb.args(["-D", "pgdata.new", "-U", "postgres", "--auth=trust", "-E", "UTF8", locale]).args(more);
         let output = initdb.output().map_err(ClusterError::io("run", &program))?;
         let failure = || ClusterError::said(&format!("initdb failed ({})", output.status), &output.stderr);
-        if output.status.success() { Ok(()) } else { Err(failure()) }
+        if output.status.success() { Ok(()) } else { Err(directory.account.explain(failure())) }
     };
     // C.UTF-8 knows upper and lower case of every letter; C, which every system has, of a-z only.
     if let Err(error) = run("--locale=C.UTF-8") {

@@ -391,6 +391,23 @@ fn a_volume_whose_owner_and_mode_cannot_be_set() {
     assert!(process.stderr().contains("(it has \"userd\")"), "{}", process.stderr());
 }
 
+/// `docker run --user 4711` names a user that the image does not know.
+#[test]
+fn a_user_without_an_entry() {
+    const UNKNOWN: [&str; 4] = ["/usr/bin/setpriv", "--reuid=4711", "--regid=4711", "--clear-groups"];
+    if !is_root() {
+        return;
+    }
+    let dir = TempDir::new();
+    fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o1777)).unwrap();
+    let argument = format!("--embedded={}/data", dir.name());
+    let mut process = Process::under(&[&UNKNOWN[..], &[USERD]].concat(), &[&argument], &[]);
+    assert_eq!(process.wait(LONG), 1);
+    let (log, advice) =
+        (process.stderr(), "user 4711 has no entry in /etc/passwd: mount a file that has one");
+    assert!(log.lines().last().is_some_and(|line| line.contains(advice)), "{log}");
+}
+
 /// A umask may close new files to their owner.
 #[test]
 fn whatever_the_umask_is() {
