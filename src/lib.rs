@@ -121,7 +121,7 @@ pub mod internals {
     pub use crate::frontend::http1::framing::Framing;
     pub use crate::frontend::http1::{Arrived, Parsed};
     pub use crate::http::percent_decode;
-    pub use crate::operations::{Command, Create, Delete, Outcome, Update};
+    pub use crate::operations::{Command, Create, Delete, Outcome, Update, list::PAGES};
     pub use crate::private_postgres::{Cluster, Shared, connection_string};
     pub use crate::users::idempotency::{Fingerprint, Key};
     pub use crate::users::password::Hasher;

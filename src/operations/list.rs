@@ -35,7 +35,7 @@ impl List {
 /// $1: the positions of the pages' first rows, from 0. $2: the most rows. $3: true if positions count from the last user. The
 /// first row of a page is looked up from the nearer end of its block. An empty page is one row of nulls with
 /// the total. See `V2__user_counts.sql`.
-pub(crate) const PAGES: &str = "
+pub const PAGES: &str = "
     with blocks as materialized (
         select block, sum(n)::int as n, sum(sum(n)::int) over (order by block rows unbounded preceding) as upto
         from user_counts group by block

@@ -3,7 +3,7 @@
 
 use crate::support::{
     ADA, BUSY, Books, Client, DATABASE_PASSWORD, Database, LONG, Load, OTHER_PASSWORD, Own, PASSWORD,
-    Process, Proxy, Service, TOKEN, Weather, check, eventually, free_port, pause,
+    Process, Proxy, Service, TOKEN, Weather, check, eventually, free_port, keeps, pause, time_until,
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -37,9 +37,9 @@ fn ends_well(fault: &str, load: Load, backs: &[Instant], deadline: Duration, pos
     pause(BACK_WITHIN);
     load.all_succeed_after(*backs.last().expect("a fault"));
     let books = load.stop();
-    let outage = backs.iter().map(|back| books.longest_outage(*back)).max().expect("a fault");
-    println!("{fault}: {}, back after {outage:?}", books.check(&postgres.users()));
-    assert!(outage < 2 * BACK_WITHIN + BUSY, "{fault}: {outage:?}");
+    let outages: Vec<Duration> = backs.iter().map(|back| books.longest_outage(*back)).collect();
+    println!("{fault}: {}, back after {outages:?}", books.check(&postgres.users()));
+    keeps(2 * BACK_WITHIN, fault, &outages);
     let slowest = books.events.iter().flatten().map(|event| event.took).max();
     assert!(slowest < Some(deadline + BUSY), "{fault}: an answer took {slowest:?}");
     books
@@ -155,16 +155,24 @@ fn answers_while_the_database_is_away() {
     for (client, (method, target, body, _)) in clients.iter_mut().zip(asked) {
         client.send_request(method, target, &[], body);
     }
+    let mut at_once = Vec::new();
     for (client, (method, target, _, expected)) in clients.iter_mut().zip(&asked) {
         assert_eq!(client.answer(method).status, *expected, "{method} {target}");
-        assert!(*expected == 503 || start.elapsed() < BUSY, "{method} {target} took {:?}", start.elapsed());
+        at_once.extend((*expected != 503).then(|| start.elapsed()));
     }
-    postgres.restart();
-    let back = Instant::now();
-    serves_again(&mut Client::new(&url));
+    keeps(Duration::from_millis(500), "what needs no session", &at_once);
+    let mut backs = Vec::new();
+    for round in 0..3 {
+        if round > 0 {
+            postgres.stop();
+        }
+        postgres.restart();
+        backs.push(Instant::now());
+        serves_again(&mut Client::new(&url));
+    }
     // After the first success, no request fails for what is left of the outage.
     let first = Instant::now();
-    let books = ends_well("PostgreSQL stopped for seconds", load, &[back], REQUEST_TIMEOUT, &postgres);
+    let books = ends_well("PostgreSQL stopped for seconds", load, &backs, REQUEST_TIMEOUT, &postgres);
     for event in books.events.iter().flatten().filter(|event| event.sent > first) {
         assert!(event.succeeded(), "{event:?}");
     }
@@ -223,21 +231,25 @@ impl Fragile {
         let name = fault.replace(|sign: char| !sign.is_ascii_alphanumeric(), "-");
         let load = Load::start(&name, 12, &self.url);
         load.creates(ENOUGH);
-        set(&self.proxy, true);
-        let start = Instant::now();
         let mut client = Client::new(&self.url);
-        while start.elapsed() < time {
-            // It never depends on the database, so it is answered while any worker is free, else by the frontend.
-            let asked = Instant::now();
-            let (status, _) = client.call("GET", "/", "").unwrap();
-            assert!(status == 200 || status == 503, "{status}");
-            assert!(asked.elapsed() < DEADLINE + BUSY, "{fault}: / took {:?}", asked.elapsed());
-            pause(Duration::from_millis(50));
+        let (mut backs, mut took) = (Vec::new(), Vec::new());
+        for time in [time, DEADLINE / 2, DEADLINE / 2] {
+            set(&self.proxy, true);
+            let start = Instant::now();
+            while start.elapsed() < time {
+                // It never depends on the database, so it is answered while any worker is free, else by the frontend.
+                let asked = Instant::now();
+                let (status, _) = client.call("GET", "/", "").unwrap();
+                assert!(status == 200 || status == 503, "{status}");
+                took.push(asked.elapsed());
+                pause(Duration::from_millis(50));
+            }
+            set(&self.proxy, false);
+            backs.push(Instant::now());
+            serves_again(&mut client);
         }
-        set(&self.proxy, false);
-        let back = Instant::now();
-        serves_again(&mut client);
-        ends_well(fault, load, &[back], DEADLINE, &self.postgres);
+        keeps(DEADLINE, fault, &took);
+        ends_well(fault, load, &backs, DEADLINE, &self.postgres);
         drop(client);
         self.assert_as_before();
     }
@@ -522,10 +534,14 @@ fn a_database_that_takes_no_changes() {
     }
     assert!(client.opens("ada@example.com", PASSWORD));
     process.logs("(25006)");
-    postgres.set("default_transaction_read_only", "off");
-    eventually(BACK_WITHIN + BUSY, "changes are taken", || {
-        client.put("/users/1", r#"{"name":"c"}"#).status == 200
+    let tries = ["a", "b", "c"].map(|name| {
+        postgres.set("default_transaction_read_only", "on");
+        eventually(LONG, "changes are refused", || client.put("/users/1", r#"{"name":"d"}"#).status != 200);
+        postgres.set("default_transaction_read_only", "off");
+        let body = json!({ "name": name }).to_string();
+        time_until("changes are taken", || client.put("/users/1", &body).status == 200)
     });
+    keeps(BACK_WITHIN, "changes are taken", &tries);
     assert_eq!(client.get("/users/1").json()["name"], "c");
     // No refused request has made a change, and no key was kept.
     let rows = r#"
@@ -552,12 +568,16 @@ fn too_many_connections() {
     let books = load.stop();
     assert!(books.events.iter().flatten().all(|event| event.succeeded()), "two sessions are enough");
 
-    postgres.run("alter role app connection limit 0");
-    postgres.run("select pg_terminate_backend(pid) from pg_stat_activity where usename = 'app'");
     let mut client = Client::new(&url);
-    eventually(LONG, "no client is served", || client.call("GET", "/users", "").unwrap().0 == 503);
-    postgres.run("alter role app connection limit 2");
-    eventually(BACK_WITHIN + BUSY, "it serves", || client.call("GET", "/users", "").unwrap().0 == 200);
+    let mut answers = |status| client.call("GET", "/users", "").unwrap().0 == status;
+    let tries = [(); 3].map(|()| {
+        postgres.run("alter role app connection limit 0");
+        postgres.run("select pg_terminate_backend(pid) from pg_stat_activity where usename = 'app'");
+        eventually(LONG, "no client is served", || answers(503));
+        postgres.run("alter role app connection limit 2");
+        time_until("it serves", || answers(200))
+    });
+    keeps(BACK_WITHIN, "it serves", &tries);
 }
 
 /// A connect without a descriptor is an error like any other: nothing panics, and the pool is whole afterwards.
@@ -591,8 +611,14 @@ fn no_descriptor_is_left() {
         assert_eq!(client.get("/livez").status, 200);
     }
     process.logs("Too many open files");
-    limit(1024);
-    eventually(BACK_WITHIN + BUSY, "it serves", || client.get("/users/1").status == 200);
+    let tries = [(); 3].map(|()| {
+        limit(0);
+        database.end_sessions();
+        eventually(LONG, "no session is left", || client.get("/users/1").status == 503);
+        limit(1024);
+        time_until("it serves", || client.get("/users/1").status == 200)
+    });
+    keeps(BACK_WITHIN, "it serves", &tries);
     let name = r#"{"name":"Ada Lovelace"}"#;
     assert_eq!(client.put("/users/1", name).status, 200);
     assert_eq!(client.get("/users/1").json()["name"], "Ada Lovelace");

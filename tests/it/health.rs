@@ -1,7 +1,7 @@
 //! `/livez`, `/readyz`, and what the service does at its end so that a load balancer loses no request.
 
 use crate::support::{
-    ADA, BUSY, Client, Database, LONG, Own, Process, Proxy, Service, TOKEN, TempDir, Weather, free_port,
+    ADA, Client, Database, LONG, Own, Process, Proxy, Service, TOKEN, TempDir, Weather, free_port, keeps,
     pause,
 };
 use nix::sys::signal::Signal;
@@ -17,11 +17,14 @@ const SILENT: &str = r#"{"status":"unready","reason":"the database does not answ
 const OTHER_SCHEMA: &str = r#"{"status":"unready","reason":"the database's schema is not the one expected"}"#;
 const STOPPING: &str = r#"{"status":"unready","reason":"the service is stopping"}"#;
 
-/// An answer that never takes a second, whatever the database does.
+/// An answer that never takes a second, whatever the database does: the last one of three.
 fn at_once(client: &mut Client, target: &str) -> (u16, String) {
-    let start = Instant::now();
-    let answer = client.get(target);
-    assert!(start.elapsed() < BUSY, "{target} took {:?}", start.elapsed());
+    let mut answers = [(); 3].map(|()| {
+        let start = Instant::now();
+        (client.get(target), start.elapsed())
+    });
+    keeps(Duration::from_secs(1), target, &answers.each_ref().map(|(_, took)| *took));
+    let (answer, _) = &mut answers[2];
     (answer.status, answer.body.trim_end().to_owned())
 }
 

@@ -2,7 +2,8 @@
 //! process of its own with the default budget, and reads back what was acknowledged.
 
 use crate::support::{
-    BUSY, Client, Database, PASSWORD, Process, connect_small, eventually, memory_kib, pause, time_of_a_hash,
+    BUSY, Client, Database, LONG, PASSWORD, Process, connect_small, eventually, memory_kib, pause,
+    time_of_a_hash,
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::{
@@ -247,7 +248,7 @@ fn the_largest_lists_in_the_smallest_budget() {
     let refused = |budget: &str| {
         let variables = [("MAX_PER_PAGE", "4000"), ("MEMORY_BUDGET", budget)];
         let mut process = Process::on(&database, &variables);
-        let code = process.wait(BUSY);
+        let code = process.wait(LONG);
         (code, process.stderr())
     };
     let (code, line) = refused("1");

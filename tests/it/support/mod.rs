@@ -42,8 +42,8 @@ pub const LONG: Duration = Duration::from_secs(20);
 
 /// Bound of a wait in which a cluster is made or recovered, which syncs each of its files.
 pub const LONG_ON_DISK: Duration = Duration::from_secs(60);
-/// Time that a busy machine may add to any wait.
-pub const BUSY: Duration = Duration::from_secs(8);
+/// Time that a busy machine may add to a wait.
+pub const BUSY: Duration = Duration::from_secs(2);
 
 /// The command.
 pub const USERD: &str = env!("CARGO_BIN_EXE_userd");
@@ -85,6 +85,20 @@ pub fn eventually(within: Duration, what: &str, mut condition: impl FnMut() -> b
         assert!(Instant::now() < deadline, "not within {within:?}: {what}");
         pause(Duration::from_millis(5));
     }
+}
+
+/// Panics unless a promise was kept: the best of some tries within its time, and each of them within [`BUSY`] more.
+#[track_caller]
+pub fn keeps(promise: Duration, what: &str, tries: &[Duration]) {
+    let is_kept = tries.iter().any(|took| *took <= promise);
+    assert!(is_kept && tries.iter().all(|took| *took < promise + BUSY), "{what}: {promise:?}, {tries:?}");
+}
+
+/// Measures how long it takes until a condition holds.
+pub fn time_until(what: &str, condition: impl FnMut() -> bool) -> Duration {
+    let start = Instant::now();
+    eventually(LONG, what, condition);
+    start.elapsed()
 }
 
 /// How many threads of tiny_http may be left by many starts. One that it starts with may miss the end of a server
