@@ -203,9 +203,10 @@ impl Refusal<'_> {
 
 fn mass_assignment(fields: &[String]) -> String {
     /// The most fields that are named, as the answer must not repeat a body of thousands of fields.
-    const NAMED: usize = 10;
-    let named: Vec<String> = fields.iter().take(NAMED).map(|field| format!("\"{field:.64}\"")).collect();
-    let more = fields.len().saturating_sub(NAMED);
+    const MAX_NAMED_FIELDS: usize = 10;
+    let named: Vec<String> =
+        fields.iter().take(MAX_NAMED_FIELDS).map(|field| format!("\"{field:.64}\"")).collect();
+    let more = fields.len().saturating_sub(MAX_NAMED_FIELDS);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     format!("These fields may not be mass assigned: {}{more}", named.join(", "))
 }

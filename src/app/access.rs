@@ -38,7 +38,7 @@ impl Access {
 
     /// Admits a request of a route for these callers; else [`Error::CrossOrigin`], [`Error::Unauthorized`],
     /// [`Error::Forbidden`] or [`Error::HostNotAllowed`]. `token`: the callers that its token stands for.
-    pub fn check(
+    pub fn admit(
         &self,
         request: &Request,
         callers: Callers,
@@ -138,8 +138,8 @@ mod tests {
         headers.iter().fold(request, |request, (name, value)| request.with(*name, *value))
     }
 
-    fn check(access: &Access, request: &Request, callers: Callers) -> Result<(), Error> {
-        access.check(request, callers, &access.cors(request), access.token(request))
+    fn admit(access: &Access, request: &Request, callers: Callers) -> Result<(), Error> {
+        access.admit(request, callers, &access.cors(request), access.token(request))
     }
 
     fn access(token: Option<&str>) -> Access {
@@ -164,10 +164,10 @@ mod tests {
             (&[("Authorization", "Bearer s3cret"), ("Authorization", "Bearer s3cret")], false),
         ];
         for (headers, welcome) in rows {
-            let result = check(&access, &request("GET", headers), Callers::Full);
+            let result = admit(&access, &request("GET", headers), Callers::Full);
             assert_eq!(result.is_ok(), *welcome, "{headers:?}");
         }
-        assert!(check(&self::access(None), &request("GET", &[]), Callers::Full).is_ok());
+        assert!(admit(&self::access(None), &request("GET", &[]), Callers::Full).is_ok());
     }
 
     #[test]
@@ -192,7 +192,7 @@ mod tests {
             ("POST", &[("Sec-Fetch-Site", "same-origin"), ("Origin", "http://x"), ("Host", "a")], true),
         ];
         for (method, headers, welcome) in rows {
-            let result = check(&access(None), &request(method, headers), Callers::Full);
+            let result = admit(&access(None), &request(method, headers), Callers::Full);
             assert_eq!(result.is_ok(), *welcome, "{method} {headers:?}");
         }
     }
@@ -226,25 +226,25 @@ mod tests {
                 let headers = [markers, &[("Host", host)]].concat();
                 for method in ["GET", "POST", "OPTIONS"] {
                     let mut request = request(method, &headers);
-                    let result = check(&access(None), &request, Callers::Full);
+                    let result = admit(&access(None), &request, Callers::Full);
                     assert_eq!(result.is_ok(), allowed, "{method} {headers:?}");
                     if let Err(error) = result {
                         assert!(matches!(error, Error::HostNotAllowed), "{error:?}");
                     }
                     let with_token = request.clone().with("Authorization", "Bearer s3cret");
                     assert!(
-                        check(&access(Some("s3cret")), &with_token, Callers::Full).is_ok(),
+                        admit(&access(Some("s3cret")), &with_token, Callers::Full).is_ok(),
                         "a token suffices"
                     );
                     let any =
                         Access::new(&Config { allowed_hosts: vec!["*".to_owned()], ..Config::default() });
-                    assert!(check(&any, &request, Callers::Full).is_ok(), "* is any name");
+                    assert!(admit(&any, &request, Callers::Full).is_ok(), "* is any name");
                     // A request without an address came over a Unix socket, or over none.
                     request.peer = None;
-                    assert!(check(&access(None), &request, Callers::Full).is_ok());
+                    assert!(admit(&access(None), &request, Callers::Full).is_ok());
                 }
             }
         }
-        assert!(check(&access(None), &request("GET", &[]), Callers::Full).is_ok(), "HTTP/1.0 without a Host");
+        assert!(admit(&access(None), &request("GET", &[]), Callers::Full).is_ok(), "HTTP/1.0 without a Host");
     }
 }

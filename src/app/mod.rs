@@ -151,7 +151,7 @@ impl App {
         let Asked { endpoint, callers, user, token, .. } = asked;
         let endpoint = endpoint?;
         if callers != Callers::Any {
-            self.access.check(request, callers, cors, token)?;
+            self.access.admit(request, callers, cors, token)?;
             // A browser asks with the target of the request that it is about to send.
             if !matches!(endpoint, Endpoint::List | Endpoint::Page(_)) && !cors.is_preflight(request) {
                 no_query(request)?;

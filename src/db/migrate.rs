@@ -3,7 +3,7 @@
 use super::connect::Servers;
 use super::findings::{BLOCKED, ROW_SECURITY, hazards};
 use super::session::lines;
-use super::sqlstate::{is_missing, is_of_other_columns};
+use super::sqlstate::{is_of_other_columns, lacks_table};
 use super::{TABLES, explain};
 use crate::error::{ConfigError, StartError};
 use postgres::{Client, Row, Transaction, types::Type};
@@ -185,7 +185,7 @@ impl Migrations {
         }
         let lacks = match Migrations::ask(client) {
             Ok(rows) => !self.is_ours(&rows),
-            Err(error) => is_missing(&error) || is_of_other_columns(&error),
+            Err(error) => lacks_table(&error) || is_of_other_columns(&error),
         };
         if anew || !lacks || asks && is_set && is_one {
             return Ok(());
@@ -204,7 +204,7 @@ impl Migrations {
     fn look(&self, client: &mut Client) -> Result<Option<Vec<String>>, Box<dyn Error>> {
         let rows = match Migrations::ask(client) {
             Ok(rows) => rows,
-            Err(error) if is_missing(&error) => Vec::new(),
+            Err(error) if lacks_table(&error) => Vec::new(),
             Err(error) if is_of_other_columns(&error) => {
                 refuse_names_of_another_program(client, &[HISTORY])?;
                 return Err(error.into());

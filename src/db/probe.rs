@@ -9,7 +9,7 @@ use super::connect::{ConnectError, Servers};
 use super::explain;
 use super::migrate::Migrations;
 use super::session::Session;
-use super::sqlstate::{is_full, is_missing};
+use super::sqlstate::{is_full, lacks_table};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -33,7 +33,7 @@ pub const REMOVE_EXPIRED: &str = "
     returning key";
 
 /// The most rows that [`REMOVE_EXPIRED`] removes.
-const REMOVED_AT_ONCE: usize = 1000;
+const MAX_REMOVED: usize = 1000;
 
 const OTHER_SCHEMA: &str = "the database's schema is not the one expected";
 
@@ -175,7 +175,7 @@ fn probe(
             let is_other_schema = lacks_table || !matches!(migrations.judge(&rows), Ok(None));
             Answer { is_other_schema, read_only }
         }
-        Err(error) if is_missing(&error) => Answer { is_other_schema: true, read_only: false },
+        Err(error) if lacks_table(&error) => Answer { is_other_schema: true, read_only: false },
         Err(error) => return Err(explain(&error)),
     };
     *session = Some(asked);
@@ -186,7 +186,7 @@ fn probe(
 fn removes_keys(session: &mut Option<Session>) -> bool {
     let Some(session) = session else { return false };
     match session.connection.query_typed(REMOVE_EXPIRED, &[]) {
-        Ok(rows) => rows.len() == REMOVED_AT_ONCE,
+        Ok(rows) => rows.len() == MAX_REMOVED,
         Err(error) => {
             log::warn!("idempotency keys that have expired are not removed: {}", explain(&error));
             false

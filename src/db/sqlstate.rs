@@ -101,7 +101,7 @@ fn condition(sql: &'static str, error: &postgres::Error) -> Error {
             format!("the database cannot execute a statement now: {}", explain(error)).into(),
         ),
         code => {
-            let hint = if is_missing(error) { "; `userd check` says what is missing" } else { "" };
+            let hint = if lacks_table(error) { "; `userd check` says what is missing" } else { "" };
             Error::Database { sql, message: explain(error) + hint, code: code.to_owned() }
         }
     }
@@ -202,7 +202,7 @@ pub fn lacks_unique_index(error: &postgres::Error) -> bool {
 }
 
 /// Returns whether a table does not exist (SQLSTATE 42P01, and 3F000 for its schema).
-pub(super) fn is_missing(error: &postgres::Error) -> bool {
+pub(super) fn lacks_table(error: &postgres::Error) -> bool {
     matches!(code(error), "42P01" | "3F000")
 }
 

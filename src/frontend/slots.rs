@@ -67,7 +67,7 @@ impl Slots {
     ///
     /// Never blocks: the event loop sends the bytes that the client's socket does not take at once, and counts them.
     /// `held` is the worker's reservation for the answer.
-    pub fn answer(
+    pub fn send(
         &self,
         slot: Slot,
         response: Response,
@@ -75,7 +75,8 @@ impl Slots {
         held: Option<Reservation>,
     ) -> Option<Delivery> {
         let stopping = self.stopping.load(Ordering::SeqCst);
-        let (delivery, unfinished) = self.lock(slot.index)?.awaiting(slot)?.answer(response, cut, stopping);
+        let (delivery, unfinished) =
+            self.lock(slot.index)?.awaiting(slot)?.send_answer(response, cut, stopping);
         // The connection counts the bytes that the socket did not take.
         drop(held);
         if unfinished {

@@ -71,7 +71,7 @@ impl BodySchema {
     }
 
     /// Returns the body if it is valid, else the refusal that the variant of the contract has.
-    pub fn check(&self, body: Map<String, Value>) -> Result<Map<String, Value>, Error> {
+    pub fn validate(&self, body: Map<String, Value>) -> Result<Map<String, Value>, Error> {
         let address = body.get("email").and_then(Value::as_str).filter(|_| self.has_format);
         let problem = address.and_then(|address| email::check(address).err());
         let body = Value::Object(body);
@@ -160,7 +160,7 @@ mod tests {
     fn violations(schema: Schema, body: Value) -> Vec<String> {
         let validation = BodySchemas::new(schema, config::Validation::Declarative);
         let body = object(body.to_string().as_bytes()).unwrap();
-        match validation.create.check(body) {
+        match validation.create.validate(body) {
             Ok(_) => vec![],
             Err(Error::Invalid(violations)) => {
                 violations.into_iter().map(|v| format!("{} {}: {}", v.path, v.keyword, v.message)).collect()
@@ -218,8 +218,8 @@ mod tests {
             body.as_object_mut().unwrap().extend(fields.clone());
             for schema in [Schema::Basic, Schema::Strict] {
                 let validation = BodySchemas::new(schema, config::Validation::Declarative);
-                let created = validation.create.check(body.as_object().unwrap().clone());
-                let patched = validation.patch.check(fields.clone());
+                let created = validation.create.validate(body.as_object().unwrap().clone());
+                let patched = validation.patch.validate(fields.clone());
                 assert_eq!((created.is_ok(), patched.is_ok()), (accepted, accepted), "{fields:?}");
             }
             assert_eq!(UserChanges::from_body(fields.clone()).is_ok(), accepted, "{fields:?}");
@@ -268,7 +268,7 @@ mod tests {
             schema["properties"] = fields.clone();
             let schema = BodySchema::new(schema, config::Validation::Declarative);
             let body = object(body.to_string().as_bytes()).unwrap();
-            match schema.check(body) {
+            match schema.validate(body) {
                 Err(Error::Invalid(violations)) => violations.into_iter().next().unwrap(),
                 other => panic!("{other:?}"),
             }

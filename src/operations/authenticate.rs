@@ -25,11 +25,11 @@ pub struct Authenticate {
 
 impl Authenticate {
     pub(crate) fn parse(request: &Request, operations: &Operations) -> Result<Authenticate, Error> {
-        let body = operations.schemas.authenticate.check(body(request, false)?)?;
+        let body = operations.schemas.authenticate.validate(body(request, false)?)?;
         let text = |key: &str| body.get(key).and_then(|value| value.as_str()).unwrap_or_default();
         let (email, password) = (text("email").to_owned(), text("password").into());
         let peer = request.peer.map(counted_as);
-        operations.throttle.check(&email, peer)?;
+        operations.throttle.refuse_exhausted(&email, peer)?;
         Ok(Authenticate { email, password, peer, outdated: None })
     }
 
@@ -76,7 +76,7 @@ impl Authenticate {
         let credential = user.as_ref().map(|user| user.credential.get()).transpose()?.flatten();
         let hash = credential.map(|credential| credential.password_hash.clone());
         let verdict = operations.with_hash(hash.as_ref(), |hasher| {
-            let found = hasher.check(&self.password, hash.as_ref());
+            let found = hasher.verify(&self.password, hash.as_ref());
             let new = (found == Match::Outdated).then(|| hasher.hash(&self.password).ok());
             (found, new.flatten())
         })?;

@@ -31,7 +31,7 @@ pub struct Create {
 impl Create {
     pub(crate) fn parse(request: &Request, schema: &BodySchema) -> Result<Create, Error> {
         let key = input::idempotency_key(request)?;
-        let body = schema.check(input::body(request, false)?)?;
+        let body = schema.validate(input::body(request, false)?)?;
         let key = key.map(|key| (key, Fingerprint::of(&body)));
         Ok(Create { user: NewUser::from_body(body)?, key, hash: None, peer: request.peer })
     }
@@ -251,7 +251,7 @@ impl Create {
         // The answer tells whether the password is right, as a login's does.
         if let (hash @ Some(_), Some(password)) = (kept.password_hash.as_ref(), &self.user.password) {
             let attempt = operations.throttle.admit(&self.user.email, self.peer.map(counted_as))?;
-            if operations.with_hash(hash, |hasher| hasher.check(password, hash))? == Match::None {
+            if operations.with_hash(hash, |hasher| hasher.verify(password, hash))? == Match::None {
                 attempt.wrong();
                 return Err(Error::KeyReused.into());
             }

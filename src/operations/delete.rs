@@ -26,7 +26,7 @@ impl Delete {
 
     pub(super) fn next_step(&self) -> Step {
         let lane = if self.condition.is_simple() { Lane::Change } else { Lane::Single };
-        Step::row(lane, self.id)
+        Step::change(lane, self.id)
     }
 }
 

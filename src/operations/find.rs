@@ -156,7 +156,7 @@ mod tests {
         assert!(!ada.credential.is_loaded() && !bob.credential.is_loaded());
         let credential = ada.credential.get().unwrap().expect("Ada has a password");
         let hasher = Hasher::new(PasswordHashing::Owasp.params());
-        let check = |password: &str| hasher.check(&password.into(), Some(&credential.password_hash));
+        let check = |password: &str| hasher.verify(&password.into(), Some(&credential.password_hash));
         assert!(check(PASSWORD) != Match::None && check("battery staple") == Match::None);
         assert!(bob.credential.get().unwrap().is_none());
         // Once loaded, it is kept; what is not loaded yet asks the database, and has its errors.

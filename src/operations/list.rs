@@ -26,7 +26,7 @@ impl List {
             ListRequest::Paged { email: Some(_), .. } => Step::of(Lane::Find),
             ListRequest::Paged { page: PageRequest { per_page, .. }, .. }
             | ListRequest::Unpaged { per_page, .. } => {
-                Step { users: *per_page as usize, ..Step::of(Lane::List) }
+                Step { max_users: *per_page as usize, ..Step::of(Lane::List) }
             }
         }
     }

@@ -144,20 +144,20 @@ pub struct Step {
     /// The lane that the command is queued in.
     pub lane: Lane,
     /// The user that the step changes: changes of one user are made in the order of their arrival.
-    pub row: Option<i64>,
+    pub changed_user: Option<i64>,
     /// The most users that a list has.
-    pub users: usize,
+    pub max_users: usize,
 }
 
 impl Step {
     /// Returns the step of a command that changes no user.
     pub const fn of(lane: Lane) -> Step {
-        Step { lane, row: None, users: 0 }
+        Step { lane, changed_user: None, max_users: 0 }
     }
 
     /// Returns the step of a command that changes this user.
-    pub const fn row(lane: Lane, user: i64) -> Step {
-        Step { row: Some(user), ..Step::of(lane) }
+    pub const fn change(lane: Lane, user: i64) -> Step {
+        Step { changed_user: Some(user), ..Step::of(lane) }
     }
 }
 

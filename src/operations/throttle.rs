@@ -58,7 +58,7 @@ impl Throttle {
 
     /// Returns [`Error::TooManyAttempts`] if a peer (`None`: any client without an address, as on a Unix socket) has sent the
     /// most wrong passwords for an account, an e-mail address in whatever case.
-    pub fn check(&self, email: &str, peer: PeerKey) -> Result<(), Error> {
+    pub fn refuse_exhausted(&self, email: &str, peer: PeerKey) -> Result<(), Error> {
         let mut attempts = self.attempts.lock();
         let now = attempts.now();
         match attempts.pairs.get_mut(&self.pair(email, peer)) {
@@ -67,7 +67,7 @@ impl Throttle {
         }
     }
 
-    /// Counts a password that is about to be checked. Errors: that of [`check`](Throttle::check); and
+    /// Counts a password that is about to be checked. Errors: that of [`Throttle::refuse_exhausted`]; and
     /// [`Failure::Contended`] if the undecided passwords may take all that is left of the limit, so that this one has to wait
     /// for them.
     pub fn admit(self: &Arc<Self>, email: &str, peer: PeerKey) -> Result<Attempt, Failure> {
@@ -202,11 +202,11 @@ mod tests {
     fn wrong_passwords_are_counted_by_peer_and_account() {
         let throttle = Throttle::new(3);
         for email in [ADA, "ADA@example.com", "ada@EXAMPLE.com"] {
-            throttle.check(email, A).unwrap();
+            throttle.refuse_exhausted(email, A).unwrap();
             guess(&throttle, email, A).unwrap();
         }
         advance(&throttle, 20);
-        for refused in [guess(&throttle, ADA, A), throttle.check(ADA, A)].map(Result::unwrap_err) {
+        for refused in [guess(&throttle, ADA, A), throttle.refuse_exhausted(ADA, A)].map(Result::unwrap_err) {
             assert!(matches!(refused, Error::TooManyAttempts(40 | 41)), "{refused:?}");
         }
         // Passwords of another peer, or for another account, are counted apart.
@@ -252,7 +252,7 @@ mod tests {
         let undecided: Vec<_> = iter::repeat_with(|| throttle.admit(ADA, A).unwrap()).take(2).collect();
         // The next one waits for them, and none is refused at once.
         assert!(matches!(throttle.admit(ADA, A), Err(Failure::Contended)));
-        throttle.check(ADA, A).unwrap();
+        throttle.refuse_exhausted(ADA, A).unwrap();
         drop(undecided);
         guess(&throttle, ADA, A).unwrap();
         let undecided = throttle.admit(ADA, A).unwrap();
@@ -321,7 +321,7 @@ mod tests {
         let throttle = Throttle::new(0);
         for _ in 0..100 {
             guess(&throttle, ADA, A).unwrap();
-            throttle.check(ADA, A).unwrap();
+            throttle.refuse_exhausted(ADA, A).unwrap();
         }
         assert!(throttle.attempts.lock().pairs.is_empty());
     }

@@ -39,7 +39,7 @@ impl Update {
         let condition = input::condition(request)?;
         let id = id.ok_or(Error::NotFound)?;
         let body = input::body(request, patch.is_some()).and_then(|body| match patch {
-            Some(schema) => schema.check(body),
+            Some(schema) => schema.validate(body),
             None => Ok(body),
         });
         Ok(match body.and_then(UserChanges::from_body) {
@@ -54,8 +54,8 @@ impl Update {
     pub(super) fn next_step(&self) -> Step {
         match (&self.hash, &self.changes.password) {
             (None, Some(Some(_))) => Step::of(Lane::Hash),
-            _ if self.is_single => Step::row(Lane::Single, self.id),
-            _ => Step::row(Lane::Change, self.id),
+            _ if self.is_single => Step::change(Lane::Single, self.id),
+            _ => Step::change(Lane::Change, self.id),
         }
     }
 }

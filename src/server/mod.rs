@@ -19,7 +19,7 @@ use workers::Workers;
 pub use workers::{Control, Fault, Intercept, Intercepted};
 
 /// Time that workers get at a stop if the frontend has used up `STOP_TIMEOUT`: they are stuck, or almost done.
-const LAST_WORK: Duration = Duration::from_millis(300);
+const MAX_LAST_WORK: Duration = Duration::from_millis(300);
 
 /// A running service: a port, some threads, a pool of connections. Stops when it is dropped.
 pub struct Server {
@@ -178,7 +178,7 @@ impl Drop for Server {
         let deadline = Instant::now() + self.stop_timeout;
         drop(self.frontend.take());
         let left = deadline.saturating_duration_since(Instant::now());
-        self.workers.stop(left.max(LAST_WORK));
+        self.workers.stop(left.max(MAX_LAST_WORK));
     }
 }
 

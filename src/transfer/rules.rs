@@ -193,7 +193,7 @@ impl Rules<'_> {
                 // The hash stands in for the password that the strict schema requires.
                 fields.insert("password".to_owned(), "has a hash".into());
             }
-            fields = self.validation.create.check(fields).map_err(problems)?;
+            fields = self.validation.create.validate(fields).map_err(problems)?;
         }
         let new = UserChanges::read(fields, self.import.as_is).map_err(problems)?.into_new();
         let mut new = new.ok_or("/name and /email are required")?;

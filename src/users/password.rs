@@ -107,7 +107,7 @@ impl Hasher {
     /// matches, after the work of this hasher's cost, so that the time does not tell which users exist or have a password;
     /// an imported hash takes its own time. Blocks for the work of one hash; of two for a password in another form than NFC,
     /// which may have been hashed as it was sent.
-    pub fn check(&self, password: &Secret, hash: Option<&PasswordHash>) -> Match {
+    pub fn verify(&self, password: &Secret, hash: Option<&PasswordHash>) -> Match {
         let (normalized, sent) = (normalized(password), password.expose());
         let forms = || iter::once(&*normalized).chain((normalized != sent).then_some(sent));
         let known = hash.and_then(|hash| HashFormat::parse(hash.as_phc()).ok());
@@ -136,7 +136,7 @@ mod tests {
     const PASSWORD: &str = "correct horse";
 
     fn matches(hasher: &Hasher, password: &str, hash: Option<&PasswordHash>) -> bool {
-        hasher.check(&password.into(), hash) != Match::None
+        hasher.verify(&password.into(), hash) != Match::None
     }
 
     fn cost(hash: &PasswordHash) -> (u32, u32, u32) {
@@ -331,7 +331,7 @@ mod tests {
             let divisor = if is_slow(&format(accepted)) { 16 } else { 1 };
             let hash = PasswordHash::imported(format(accepted / divisor).into()).unwrap();
             for password in &passwords {
-                let check = || took(|| assert_eq!(hasher.check(password, Some(&hash)), Match::None));
+                let check = || took(|| assert_eq!(hasher.verify(password, Some(&hash)), Match::None));
                 // Other processes share the caches, and can only make it slower.
                 let fastest = (0..3).map(|_| check()).find(|&took| took <= 75 * ours);
                 assert!(fastest.is_some(), "{}, {} bytes, {ours:?}", hash.as_phc(), password.expose().len());
@@ -352,8 +352,8 @@ mod tests {
         );
         let longest = Secret::from("x".repeat(65_000));
         let ours = hasher.hash(&longest).unwrap();
-        assert_eq!(hasher.check(&longest, Some(&ours)), Match::Current);
-        assert_eq!(hasher.check(&long, Some(&ours)), Match::None);
+        assert_eq!(hasher.verify(&longest, Some(&ours)), Match::Current);
+        assert_eq!(hasher.verify(&long, Some(&ours)), Match::None);
     }
 
     /// Made by Python's hashlib and perl's crypt, but for the second of phpass, which is in its documentation.
@@ -449,9 +449,9 @@ mod tests {
         for (value, stored, password) in rows {
             let hash = PasswordHash::imported(value.clone()).unwrap();
             assert!(hash.as_phc().starts_with(stored), "{value}");
-            assert_eq!(hasher.check(&password.as_str().into(), Some(&hash)), Match::Outdated, "{value}");
-            assert_eq!(hasher.check(&"correct horsf".into(), Some(&hash)), Match::None, "{value}");
-            assert_eq!(hasher.check(&"".into(), Some(&hash)), Match::None, "{value}");
+            assert_eq!(hasher.verify(&password.as_str().into(), Some(&hash)), Match::Outdated, "{value}");
+            assert_eq!(hasher.verify(&"correct horsf".into(), Some(&hash)), Match::None, "{value}");
+            assert_eq!(hasher.verify(&"".into(), Some(&hash)), Match::None, "{value}");
         }
         assert!(PasswordHash::imported(keycloak("bcrypt")).unwrap_err().contains("neither"));
         for value in [serde_json::json!({}), serde_json::json!(["x"]), 7.into()] {
@@ -526,15 +526,15 @@ mod tests {
         for sent in [composed, decomposed] {
             let hash = hasher.hash(&sent.into()).unwrap();
             for typed in [composed, decomposed] {
-                assert_eq!(hasher.check(&typed.into(), Some(&hash)), Match::Current);
+                assert_eq!(hasher.verify(&typed.into(), Some(&hash)), Match::Current);
             }
-            assert_eq!(hasher.check(&"e-password".into(), Some(&hash)), Match::None);
+            assert_eq!(hasher.verify(&"e-password".into(), Some(&hash)), Match::None);
         }
         // Hashed as it was sent, before or by another program.
         let text = "$pbkdf2-sha256$i=1000$c2FsdHNhbHRzYWx0$vl9Oh2k2Aq5ewnjPmIyJmRtjWsc7w5hq2m1xUOs8x1Q";
         let hash = PasswordHash::imported(text.into()).unwrap();
-        assert_eq!(hasher.check(&decomposed.into(), Some(&hash)), Match::Outdated);
-        assert_eq!(hasher.check(&composed.into(), Some(&hash)), Match::None);
+        assert_eq!(hasher.verify(&decomposed.into(), Some(&hash)), Match::Outdated);
+        assert_eq!(hasher.verify(&composed.into(), Some(&hash)), Match::None);
     }
 
     #[test]

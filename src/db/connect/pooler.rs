@@ -68,12 +68,12 @@ impl Servers {
     /// two. Blocks for up to two seconds; false if it cannot be told by then, as of a pooler with one session.
     pub fn lends(&self, mut client: Client) -> bool {
         /// Other clients of the pooler may come between two statements.
-        const LOOKS: usize = 8;
+        const MAX_LOOKS: usize = 8;
         let deadline = Instant::now() + CONNECT_TIMEOUT;
         let Ok(mut other) = self.open("", None, CONNECT_TIMEOUT) else { return false };
         let look = move || {
             let began = session(&mut client)?;
-            for _ in 0..LOOKS {
+            for _ in 0..MAX_LOOKS {
                 let (of_other, own) = (session(&mut other)?, session(&mut client)?);
                 if own != began || of_other == own {
                     return Ok(true);

@@ -26,14 +26,14 @@ pub use writing::{Delivery, LINGER_TIME};
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
 /// Reads and writes that a connection gets in one iteration of the event loop, before others get theirs.
-const STEPS_PER_ITERATION: usize = 8;
+const MAX_STEPS: usize = 8;
 
 /// Bytes that a request, a buffer or an answer may have without being counted. Most have no more.
-const UNCOUNTED: usize = 1 << 10;
+const MAX_UNCOUNTED: usize = 1 << 10;
 
 /// Returns how many of these bytes are counted.
 fn counted(bytes: usize) -> usize {
-    if bytes > UNCOUNTED { bytes } else { 0 }
+    if bytes > MAX_UNCOUNTED { bytes } else { 0 }
 }
 
 /// The state of the event loop that connections use, one at a time.
@@ -147,7 +147,7 @@ impl Connection {
 
     /// Reads, parses and writes as far as that is possible without waiting.
     pub fn advance(&mut self, index: u32, context: &mut Context) -> Action {
-        for _ in 0..STEPS_PER_ITERATION {
+        for _ in 0..MAX_STEPS {
             let action = match &self.state {
                 // A command whose client has reset the connection is not executed. (A client that has only ended
                 // sending still reads.)
@@ -324,7 +324,7 @@ impl Connection {
         self.state = State::Working { since, stage, persistence, id, echo, input };
         if let Some(answer) = answer {
             // This connection is advanced in any case.
-            self.answer(answer, None, context.stop_at.is_some());
+            self.send_answer(answer, None, context.stop_at.is_some());
         }
     }
 }

@@ -97,7 +97,12 @@ impl Connection {
     /// Sends a worker's answer, as much of it as the socket takes, and keeps the rest; of an answer that is to be cut
     /// short, so many bytes before the connection closes. Returns how much was taken, and whether the event loop has to
     /// advance this connection now. Only to be called when a request is in work.
-    pub fn answer(&mut self, mut response: Response, cut: Option<usize>, stopping: bool) -> (Delivery, bool) {
+    pub fn send_answer(
+        &mut self,
+        mut response: Response,
+        cut: Option<usize>,
+        stopping: bool,
+    ) -> (Delivery, bool) {
         let state = mem::replace(&mut self.state, State::Closing);
         let State::Working { persistence, id, echo, input, .. } = state else {
             unreachable!("the caller has made sure that a request is in work");
@@ -112,7 +117,7 @@ impl Connection {
         bytes.truncate(cut.unwrap_or(usize::MAX));
         let (now, length) = (Instant::now(), bytes.len());
         let mut answer = Unsent { bytes, sent: 0, id, moved: now, keep: (!closes).then_some(input) };
-        let result = self.send(&mut answer, now);
+        let result = self.write_bytes(&mut answer, now);
         let taken = answer.sent;
         match result {
             Ok(()) if answer.is_sent() => self.sent(answer, now),
@@ -131,7 +136,7 @@ impl Connection {
         let State::Writing { since, mut answer } = mem::replace(&mut self.state, State::Closing) else {
             return None;
         };
-        if self.send(&mut answer, context.now).is_err() {
+        if self.write_bytes(&mut answer, context.now).is_err() {
             return Some(Action::Close);
         }
         let done = answer.is_sent();
@@ -155,7 +160,7 @@ impl Connection {
     }
 
     /// Sends until the socket takes no more.
-    fn send(&mut self, answer: &mut Unsent, now: Instant) -> io::Result<()> {
+    fn write_bytes(&mut self, answer: &mut Unsent, now: Instant) -> io::Result<()> {
         while !answer.is_sent() {
             // A client that is gone is an error, and no signal.
             match self.stream.send_with_flags(&answer.bytes[answer.sent..], MSG_NOSIGNAL) {

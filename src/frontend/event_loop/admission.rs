@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use std::{cmp::Reverse, collections::HashMap, net::IpAddr, os::fd::AsRawFd, sync::atomic::Ordering};
 
 /// Connections accepted in one iteration; reading goes on in between.
-const ACCEPTS_PER_ITERATION: usize = 64;
+const MAX_ACCEPTS: usize = 64;
 /// The pause of accepting if the system has no descriptor or memory left for a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Time without a byte after which an answer or an incomplete request may be given up for memory. Clients far away take
@@ -28,14 +28,14 @@ const STALLED_CLIENT: Duration = Duration::from_secs(1);
 /// The part of the budget that is freed when a worker waits for memory: `1 / FREED_PART`.
 const FREED_PART: usize = 8;
 /// How many connections are tried until one closes: a worker may answer a picked one at that moment.
-const TRIES: usize = 8;
+const MAX_TRIES: usize = 8;
 
 impl EventLoop {
-    /// Accepts waiting clients, up to [`ACCEPTS_PER_ITERATION`].
+    /// Accepts waiting clients, up to [`MAX_ACCEPTS`].
     pub(super) fn accept(&mut self) {
         let now = self.context.now;
         self.accept_at = Some(now);
-        for _ in 0..ACCEPTS_PER_ITERATION {
+        for _ in 0..MAX_ACCEPTS {
             let Some(listener) = &mut self.listener else {
                 self.accept_at = None;
                 return;
@@ -95,7 +95,7 @@ impl EventLoop {
 
     /// Closes a connection to make way for others or to free memory. Returns false if none may be closed.
     fn make_way(&mut self, why: Reason, newcomer: Option<Peer>) -> bool {
-        for _ in 0..TRIES {
+        for _ in 0..MAX_TRIES {
             let Some(index) = self.pick(why, newcomer) else { return false };
             let mut gone = false;
             self.call(index, |connection, context| {
@@ -230,7 +230,7 @@ mod tests {
             if let Some(claimed) = claimed {
                 assert_eq!(claimed.request.body, body);
                 let answer = Response::json(200, &());
-                assert!(frontend.slots.answer(claimed.slot, answer, None, claimed.held).is_some());
+                assert!(frontend.slots.send(claimed.slot, answer, None, claimed.held).is_some());
             }
             let mut start = [0; 12];
             client.read_exact(&mut start).unwrap();

@@ -24,13 +24,13 @@ const WAKER: Token = Token(usize::MAX - 1);
 const PRIVATE: Token = Token(usize::MAX - 2);
 const TIMER: Token = Token(usize::MAX - 3);
 /// Events taken in one iteration.
-const EVENTS: usize = 1024;
+const MAX_EVENTS: usize = 1024;
 /// Bytes that one read takes at most. They bound the memory that a pipelining client takes up.
-const SCRATCH_BYTES: usize = 16 * 1024;
+const MAX_READ_BYTES: usize = 16 * 1024;
 /// How often the listener accepts before it closes. Closing resets the connections in its backlog.
-const LAST_ACCEPTS: usize = 64;
+const MAX_LAST_ACCEPTS: usize = 64;
 /// Slots that one ticket names, at most, so that several workers get some of a crowd's requests.
-const TICKET_SLOTS: usize = 32;
+const MAX_TICKET_SLOTS: usize = 32;
 /// The least time between two looks at the deadlines of all connections.
 const SWEEP_PAUSE: Duration = Duration::from_millis(20);
 
@@ -104,7 +104,7 @@ impl EventLoop {
 
     /// Runs until a stop is over. An error ends the service.
     pub fn run(&mut self) -> io::Result<()> {
-        let mut events = Events::with_capacity(EVENTS);
+        let mut events = Events::with_capacity(MAX_EVENTS);
         loop {
             let timeout = self.timeout()?;
             self.poll(&mut events, timeout)?;
@@ -222,7 +222,7 @@ impl EventLoop {
             return Ok(());
         }
         let mut tickets = String::new();
-        for slots in self.passed.chunks(TICKET_SLOTS) {
+        for slots in self.passed.chunks(MAX_TICKET_SLOTS) {
             tickets += "GET /";
             slots.iter().try_for_each(|slot| write!(tickets, "{slot},")).expect("a String takes all");
             tickets += " HTTP/1.1\r\n\r\n";
@@ -239,7 +239,7 @@ impl EventLoop {
         }
         if self.context.stop_at.is_none() {
             // Clients whose connection was complete before this moment are let in.
-            for _ in 0..LAST_ACCEPTS {
+            for _ in 0..MAX_LAST_ACCEPTS {
                 self.accept();
                 if self.accept_at != Some(now) {
                     break;
@@ -307,5 +307,5 @@ fn register(poll: &Poll, file: &impl AsRawFd, token: Token) -> io::Result<()> {
 }
 
 fn scratch() -> Box<[u8]> {
-    vec![0; SCRATCH_BYTES].into()
+    vec![0; MAX_READ_BYTES].into()
 }

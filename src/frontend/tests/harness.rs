@@ -253,7 +253,7 @@ fn serve(claimed: Claimed, slots: &Slots, gate: &Gate) {
         let fields: Vec<(&str, &str)> = request.lines().collect();
         Response::json(200, &json!({"method": method, "target": target, "fields": fields, "body": body}))
     };
-    match slots.answer(slot, response, None, held) {
+    match slots.send(slot, response, None, held) {
         Some(_) => gate.answered.fetch_add(1, Ordering::SeqCst),
         None => gate.late.fetch_add(1, Ordering::SeqCst),
     };

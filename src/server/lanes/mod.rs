@@ -36,10 +36,10 @@ const PER_WRITE: Duration = Duration::from_micros(20);
 const STUCK_BATCH: Duration = Duration::from_millis(5);
 
 /// Users of the lists in flight from which on no further list starts. With one more page, this bounds the memory of rows.
-const LIST_USERS: usize = page::MAX_USERS as usize;
+const MAX_LISTED_USERS: usize = page::MAX_USERS as usize;
 
 /// Work that may wait for the threads that hash.
-const HASH_WAIT: Duration = Duration::from_secs(2);
+const MAX_HASH_WAIT: Duration = Duration::from_secs(2);
 
 /// Resources that may be in use at once.
 #[derive(Debug, Clone, Copy)]
@@ -152,7 +152,7 @@ impl<T> Lanes<T> {
 
     /// Frees the row of a command that is done, or that no client waits for.
     pub fn done(&mut self, command: &Queued<T>) {
-        if let Some(row) = command.step.row.filter(|_| command.owns_row) {
+        if let Some(row) = command.step.changed_user.filter(|_| command.owns_row) {
             self.rows.remove(&row);
         }
     }
@@ -161,14 +161,14 @@ impl<T> Lanes<T> {
     /// else of statements.
     pub fn next(&mut self, now: Instant, hashes: bool) -> Option<Batch<T>> {
         let at = self.ready(now, hashes)?;
-        let left = if at == LIST { LIST_USERS - self.users } else { usize::MAX };
+        let left = if at == LIST { MAX_LISTED_USERS - self.users } else { usize::MAX };
         let queue = &mut self.queues[at];
         let commands = queue.take(batch_limit(at), left, &mut self.rows, now);
         self.batches += 1;
         queue.last = self.batches;
         queue.in_flight.push(now);
         self.queued -= commands.len();
-        let users = commands.iter().map(|command| command.step.users).sum();
+        let users = commands.iter().map(|command| command.step.max_users).sum();
         self.users += users;
         Some(Batch { size: commands.len(), commands, queue: at, started: now, users })
     }
@@ -233,10 +233,10 @@ impl<T> Lanes<T> {
         if lane == Lane::Hash { self.refuse_a_hash() } else { None }
     }
 
-    /// Removes a command from the queue of passwords if they are more than the threads hash in [`HASH_WAIT`].
+    /// Removes a command from the queue of passwords if they are more than the threads hash in [`MAX_HASH_WAIT`].
     fn refuse_a_hash(&mut self) -> Option<T> {
         let Queue { waiting, took, .. } = &mut self.queues[HASH];
-        let most = HASH_WAIT.as_micros() / took.as_micros().max(1) * self.capacity.hashers as u128;
+        let most = MAX_HASH_WAIT.as_micros() / took.as_micros().max(1) * self.capacity.hashers as u128;
         if waiting.len() as u128 <= most.max(1) {
             return None;
         }
@@ -276,7 +276,7 @@ impl<T> Lanes<T> {
         let mut own = bounds.iter().filter(|(queues, _)| queues.contains(&at));
         own.all(|(queues, most)| queues.iter().map(in_flight).sum::<usize>() < *most)
             && self.is_paced(at, now)
-            && (at != LIST || self.users < LIST_USERS)
+            && (at != LIST || self.users < MAX_LISTED_USERS)
     }
 
     /// Returns whether the pace of a queue allows one more batch now.
@@ -296,7 +296,7 @@ impl<T> Lanes<T> {
 impl<T> Queued<T> {
     /// Returns whether it is due, and no other change of its row is in flight or paused.
     fn may_start(&self, rows: &HashSet<i64>, now: Instant) -> bool {
-        self.due <= now && (self.owns_row || self.step.row.is_none_or(|row| !rows.contains(&row)))
+        self.due <= now && (self.owns_row || self.step.changed_user.is_none_or(|row| !rows.contains(&row)))
     }
 }
 
@@ -315,7 +315,8 @@ impl<T> Queue<T> {
         let mut order: Vec<_> = (0..)
             .zip(&self.waiting)
             .filter(|(_, command)| {
-                command.may_start(rows, now) && command.step.row.is_none_or(|row| changed.insert(row))
+                command.may_start(rows, now)
+                    && command.step.changed_user.is_none_or(|row| changed.insert(row))
             })
             .map(|(at, command)| {
                 let count = counts.entry(command.peer).and_modify(|count| *count += 1).or_insert(1);
@@ -329,8 +330,8 @@ impl<T> Queue<T> {
                 break;
             }
             let command = &mut self.waiting[at];
-            users = users.saturating_sub(command.step.users);
-            if let Some(row) = command.step.row {
+            users = users.saturating_sub(command.step.max_users);
+            if let Some(row) = command.step.changed_user {
                 rows.insert(row);
                 command.owns_row = true;
             }

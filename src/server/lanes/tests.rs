@@ -45,7 +45,7 @@ fn works(batch: &Batch<u32>) -> Vec<u32> {
 }
 
 fn change(row: i64) -> Step {
-    Step::row(Lane::Change, row)
+    Step::change(Lane::Change, row)
 }
 
 const LOCAL: Duration = Duration::from_micros(200);
@@ -135,7 +135,7 @@ fn one_slow_batch_does_not_make_a_lane_a_slow_one() {
 #[test]
 fn changes_of_one_row_follow_each_other() {
     let mut bench = Bench::new(CAPACITY);
-    for (work, step) in [(1, change(7)), (2, change(7)), (3, change(8)), (4, Step::row(Lane::Single, 7))] {
+    for (work, step) in [(1, change(7)), (2, change(7)), (3, change(8)), (4, Step::change(Lane::Single, 7))] {
         bench.push(1, work, step);
     }
     // Any number of changes of one row hides none of another.
@@ -166,7 +166,7 @@ fn a_row_stays_taken_while_its_change_pauses_or_goes_on() {
     let mut batch = bench.next().unwrap();
     bench.lanes.finished(&batch, bench.now);
     let command = batch.commands.pop().unwrap();
-    assert!(bench.lanes.push_next(command, Step::row(Lane::Single, 7)).is_none());
+    assert!(bench.lanes.push_next(command, Step::change(Lane::Single, 7)).is_none());
     let mut batch = bench.next().unwrap();
     assert_eq!((batch.commands[0].step.lane, works(&batch)), (Lane::Single, vec![1]));
     bench.lanes.finished(&batch, bench.now);
@@ -261,7 +261,7 @@ fn one_address_does_not_keep_others_out() {
 #[test]
 fn lists_in_flight_have_few_users() {
     let mut bench = Bench::new(CAPACITY);
-    let list = |users| Step { users, ..Step::of(Lane::List) };
+    let list = |users| Step { max_users: users, ..Step::of(Lane::List) };
     bench.push(1, 0, list(4000));
     (1..10).for_each(|n| {
         bench.push(1, n, list(999));
@@ -383,10 +383,10 @@ impl World {
         let row = self.random.below(ROWS) as i64;
         let step = match self.random.below(20) {
             0..8 => Step::of(Lane::Find),
-            8..10 => Step { users: self.random.below(1000) as usize, ..Step::of(Lane::List) },
+            8..10 => Step { max_users: self.random.below(1000) as usize, ..Step::of(Lane::List) },
             10..13 => Step::of(Lane::Hash),
             13..16 => Step::of(Lane::Create),
-            16 => Step::row(Lane::Single, row),
+            16 => Step::change(Lane::Single, row),
             _ => change(row),
         };
         let (peer, work) = (self.random.below(5) as u8, self.commands.len() as u32);
@@ -414,7 +414,7 @@ impl World {
                 for command in &batch.commands {
                     let (step, since, over) = &mut self.commands[command.work as usize];
                     assert!(!*over && step.lane == batch.commands[0].step.lane);
-                    if let Some(row) = step.row {
+                    if let Some(row) = step.changed_user {
                         assert!(self.rows.insert(row), "a row is changed twice at once");
                     }
                     if let Some(since) = since.take() {
@@ -439,9 +439,9 @@ impl World {
         assert!(of(Lane::Create) <= but_two && changes <= but_two && of(Lane::List) <= but_one);
         assert!(count(RETRY) <= (but_one / 2).max(1));
         let users =
-            |batch: &Batch<u32>| batch.commands.iter().map(|command| command.step.users).sum::<usize>();
+            |batch: &Batch<u32>| batch.commands.iter().map(|command| command.step.max_users).sum::<usize>();
         let lists = self.in_flight.iter().filter(|batch| batch.queue == Lane::List as usize);
-        assert!(lists.map(users).sum::<usize>() < 2 * LIST_USERS);
+        assert!(lists.map(users).sum::<usize>() < 2 * MAX_LISTED_USERS);
         // A read that may be executed is in flight, unless a short one is.
         let waiting = |lane: Lane| !self.bench.lanes.queues[lane as usize].waiting.is_empty();
         let full = self.in_flight.len() - hashes == sessions;
@@ -462,8 +462,8 @@ impl World {
         let table_is_locked = self.random.below(1000) < 5;
         for command in batch.commands {
             let step = self.commands[command.work as usize].0;
-            assert!(step.row.is_none_or(|row| self.rows.remove(&row)));
-            let is_locked = step.row.is_some_and(|row| row < LOCKED) && self.random.below(2) == 0;
+            assert!(step.changed_user.is_none_or(|row| self.rows.remove(&row)));
+            let is_locked = step.changed_user.is_some_and(|row| row < LOCKED) && self.random.below(2) == 0;
             if locks && (is_locked || table_is_locked) {
                 self.queued += 1;
                 assert!(self.bench.lanes.retry(command, self.bench.now).is_none(), "it is not given up");
@@ -473,7 +473,7 @@ impl World {
                 // Hashed, and then stored: a new user, or a change of one.
                 Lane::Hash => match self.random.below(4) {
                     0 => Some(Step::of(Lane::Single)),
-                    1 => Some(Step::row(Lane::Single, self.random.below(ROWS) as i64)),
+                    1 => Some(Step::change(Lane::Single, self.random.below(ROWS) as i64)),
                     _ => None,
                 },
                 // An update of an address.

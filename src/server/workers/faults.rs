@@ -1,6 +1,6 @@
 //! Requests that fail on command, and controls, in a service that is thrown away.
 
-use super::{Dispatch, Job, MEMORY_WAIT, guard};
+use super::{Dispatch, Job, MAX_MEMORY_WAIT, guard};
 use crate::frontend::Claimed;
 use crate::http::{Request, Response};
 use crate::{app::Judged, error::Error};
@@ -40,7 +40,7 @@ pub type Intercept = Arc<dyn Fn(&Request) -> Option<Intercepted> + Send + Sync>;
 pub(super) fn control(dispatch: Arc<Dispatch>, control: Control, claimed: Claimed) {
     on_own_thread("control", move || {
         let Claimed { slot, request, id, deadline, held, .. } = claimed;
-        let answer = |response| dispatch.slots.answer(slot, response, None, None).is_some();
+        let answer = |response| dispatch.slots.send(slot, response, None, None).is_some();
         if dispatch.slots.begin(slot) {
             let done = guard(Some(&id), || control(request, deadline, &answer));
             let _ = done.map_err(answer);
@@ -72,7 +72,7 @@ pub(super) fn fail(dispatch: Arc<Dispatch>, fault: Fault, mut job: Job, judged: 
             Fault::Cut(bytes) => Some(bytes),
             Fault::Unavailable | Fault::Slow(_) => None,
         };
-        dispatch.answer(&mut job, response, MEMORY_WAIT);
+        dispatch.send(&mut job, response, MAX_MEMORY_WAIT);
     });
 }
 

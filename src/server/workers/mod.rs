@@ -28,7 +28,7 @@ mod requests;
 #[cfg(test)]
 mod tests;
 
-use super::LAST_WORK;
+use super::MAX_LAST_WORK;
 use super::lanes::{Batch, Capacity, Lanes, Queued};
 use crate::app::App;
 use crate::db::Failure;
@@ -38,7 +38,7 @@ use crate::operations::Outcome;
 use crate::{frontend::Slots, http::counted_as};
 pub use faults::{Control, Fault, Intercept, Intercepted};
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use requests::{Job, MEMORY_WAIT, Task, guard};
+use requests::{Job, MAX_MEMORY_WAIT, Task, guard};
 use std::sync::{Arc, atomic::Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -48,7 +48,7 @@ use std::{io, iter, mem};
 const STACK: usize = 512 << 10;
 
 /// Workers in tiny_http's queue, at most: one for the next request, and one for those that come while it is executed.
-const RECEIVERS: usize = 2;
+const MAX_RECEIVERS: usize = 2;
 
 /// The time between two looks at a thread that is to end.
 const END_PAUSE: Duration = Duration::from_millis(1);
@@ -98,7 +98,7 @@ impl Workers {
         let dispatch = Arc::new(Dispatch { server, slots, app, intercept, schedule, idle, hasher });
         let mut workers = Workers { dispatch, threads: Vec::new() };
         // While a session is free, one worker neither receives nor executes, and can be woken.
-        for n in 0..capacity.hashers + capacity.sessions + RECEIVERS {
+        for n in 0..capacity.hashers + capacity.sessions + MAX_RECEIVERS {
             let hashes = n < capacity.hashers;
             let name = if hashes { format!("hasher-{n}") } else { format!("worker-{n}") };
             let dispatch = workers.dispatch.clone();
@@ -115,7 +115,7 @@ impl Workers {
         let deadline = Instant::now() + timeout;
         self.dispatch.schedule.lock().stopping = true;
         self.dispatch.wake_all();
-        (0..RECEIVERS).for_each(|_| self.dispatch.server.unblock());
+        (0..MAX_RECEIVERS).for_each(|_| self.dispatch.server.unblock());
         for thread in self.threads.drain(..) {
             while !thread.is_finished() {
                 if Instant::now() >= deadline {
@@ -135,7 +135,7 @@ impl Workers {
 
 impl Drop for Workers {
     fn drop(&mut self) {
-        self.stop(LAST_WORK);
+        self.stop(MAX_LAST_WORK);
     }
 }
 
@@ -155,7 +155,7 @@ impl Dispatch {
             } else if hashes {
                 let due = schedule.lanes.next_due(now, hashes);
                 wait(&self.hasher, &mut schedule, due);
-            } else if schedule.receiving < RECEIVERS && !schedule.stopping {
+            } else if schedule.receiving < MAX_RECEIVERS && !schedule.stopping {
                 schedule.receiving += 1;
                 self.wake(&schedule, now);
                 drop(schedule);
@@ -283,7 +283,7 @@ impl Dispatch {
             let (id, job) = (task.job.claimed.id.clone(), &mut task.job);
             // A panic loses one request. The frontend answers it at its deadline.
             let _ = guard(Some(&id), || match answer {
-                Ok(response) => self.answer(job, response, MEMORY_WAIT),
+                Ok(response) => self.send(job, response, MAX_MEMORY_WAIT),
                 Err(error) => self.refuse(job, error),
             });
         }

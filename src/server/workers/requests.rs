@@ -13,15 +13,15 @@ use std::time::{Duration, Instant};
 use std::{fmt, mem, sync::Arc};
 
 /// Requests that are judged before they are queued: then other workers may execute them.
-const RECEIVE_REQUESTS: usize = 256;
+const MAX_JUDGED: usize = 256;
 /// Requests that are answered at once meanwhile: those that were judged before wait for them.
-const RECEIVE_ANSWERED: usize = 8;
+const MAX_ANSWERED: usize = 8;
 
 /// Bytes of an answer from which on it needs a reservation of its own.
-const RESERVED_BYTES: usize = 16 << 10;
+const MIN_RESERVED_BYTES: usize = 16 << 10;
 
 /// The longest wait of a large answer of a command for its memory.
-pub(super) const MEMORY_WAIT: Duration = Duration::from_secs(2);
+pub(super) const MAX_MEMORY_WAIT: Duration = Duration::from_secs(2);
 
 /// A command, and the request that it answers.
 pub(super) struct Task {
@@ -81,12 +81,12 @@ impl Dispatch {
                     _ => answered += 1,
                 }
                 // Commands that were judged before wait for no more answers.
-                if answered >= RECEIVE_ANSWERED && !judged.is_empty() {
+                if answered >= MAX_ANSWERED && !judged.is_empty() {
                     answered = 0;
                     self.submit(mem::take(&mut judged));
                 }
             }
-            if judged.len() >= RECEIVE_REQUESTS || answered >= RECEIVE_ANSWERED {
+            if judged.len() >= MAX_JUDGED || answered >= MAX_ANSWERED {
                 break;
             }
             next = self.server.try_recv();
@@ -123,7 +123,7 @@ impl Dispatch {
         match (fault, judged) {
             (Some(Intercepted::Fault(fault)), judged) => faults::fail(Arc::clone(self), fault, job, judged),
             // The thread that receives waits for nothing else.
-            (_, Judged::Answer(answer)) => self.answer(&mut job, answer, Duration::ZERO),
+            (_, Judged::Answer(answer)) => self.send(&mut job, answer, Duration::ZERO),
             (_, Judged::Execute(command)) => return Some(Box::new(Task { command, job })),
         }
         None
@@ -140,27 +140,27 @@ impl Dispatch {
             }
             error => guard(Some(id), || error.into_response(Some(id))).unwrap_or_else(|response| response),
         };
-        self.answer(job, response, Duration::ZERO);
+        self.send(job, response, Duration::ZERO);
     }
 
     /// Sends an answer. A large one reserves its length first, for which it waits so long, or is refused.
-    pub(super) fn answer(&self, job: &mut Job, response: Response, memory_wait: Duration) {
+    pub(super) fn send(&self, job: &mut Job, response: Response, memory_wait: Duration) {
         let bytes = response.memory();
-        if bytes > RESERVED_BYTES {
+        if bytes > MIN_RESERVED_BYTES {
             let deadline = job.claimed.deadline.min(Instant::now() + memory_wait);
             job.claimed.held = self.app.operations.budget.reserve(bytes, deadline);
             if job.claimed.held.is_none() {
                 return self.refuse(job, Error::Busy(Reason::NoMemory));
             }
         }
-        self.send(job, response);
+        self.send_and_log(job, response);
     }
 
     /// Sends an answer, counts it, and logs the request.
-    fn send(&self, job: &mut Job, response: Response) {
+    fn send_and_log(&self, job: &mut Job, response: Response) {
         let held = job.claimed.held.take();
         let (status, took) = (response.status, job.received.elapsed());
-        let send = || self.slots.answer(job.claimed.slot, response, job.cut, held);
+        let send = || self.slots.send(job.claimed.slot, response, job.cut, held);
         let sent = guard(Some(&job.claimed.id), send).unwrap_or(None);
         let Job { label, token, claimed: Claimed { id, request, .. }, .. } = job;
         let (name, path) = (&*request.method_name, request.path());

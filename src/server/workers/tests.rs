@@ -62,7 +62,7 @@ impl Service {
     /// All workers are where they wait for requests, and no timer is set.
     fn is_at_rest(&self, what: &str) {
         self.until(what, |schedule| {
-            schedule.receiving == RECEIVERS && schedule.wakes_at.is_none() && schedule.lanes.is_idle()
+            schedule.receiving == MAX_RECEIVERS && schedule.wakes_at.is_none() && schedule.lanes.is_idle()
         });
     }
 }
@@ -99,7 +99,7 @@ fn what_is_due_belongs_to_a_worker_that_waits() {
     for _ in 0..5 {
         service.until("one wakes for the retry", |schedule| schedule.wakes_at.is_some());
         assert_eq!(status(service.send("GET", "/users/1", "")), 200);
-        service.until("both receive", |schedule| schedule.receiving == RECEIVERS);
+        service.until("both receive", |schedule| schedule.receiving == MAX_RECEIVERS);
     }
     transaction.commit().unwrap();
     assert!(changes.into_iter().all(|change| status(change) == 200));
