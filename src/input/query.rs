@@ -47,16 +47,14 @@ pub fn list_request(request: &Request, max_per_page: u32) -> Result<ListRequest,
         }
     }
     query.end(&LIST_PARAMETERS)?;
-    if !ids.is_empty() {
-        let per_page = ids.len() as u32;
-        return Ok(ListRequest::Unpaged { selection: Selection::Ids(ids.into_iter().collect()), per_page });
-    }
+    let named = (!ids.is_empty()).then_some(ids.len() as u32);
     let per_page = per_page.map_or(15.min(max_per_page), |number| number as u32);
+    let per_page = named.unwrap_or(per_page);
     let page = PageRequest { page: page.unwrap_or(1), per_page, is_from_end };
-    Ok(match after.map(Selection::After).or(prefix.map(Selection::Prefix)) {
-        Some(selection) => ListRequest::Unpaged { selection, per_page },
-        None => ListRequest::Paged { page, email },
-    })
+    let selection = named.map(|_| Selection::Ids(ids.into_iter().collect()));
+    let selection = selection.or(after.map(Selection::After)).or(prefix.map(Selection::Prefix));
+    let selection = selection.or(email.map(Selection::Email)).unwrap_or(Selection::All);
+    Ok(ListRequest { selection, page })
 }
 
 /// Returns [`Error::InvalidQuery`] if there is any parameter.
@@ -181,10 +179,10 @@ mod tests {
     #[test]
     fn what_is_asked_for() {
         let page = |page, per_page| PageRequest { page, per_page, is_from_end: false };
-        let paged = |page| ListRequest::Paged { page, email: None };
-        let of = |email: &str, page| ListRequest::Paged { page, email: Some(email.to_owned()) };
+        let paged = |page| ListRequest { selection: Selection::All, page };
+        let of = |email: &str, page| ListRequest { selection: Selection::Email(email.to_owned()), page };
         let email = |email: &str| of(email, page(1, 15));
-        let unpaged = |selection, per_page| ListRequest::Unpaged { selection, per_page };
+        let unpaged = |selection, per_page| ListRequest { selection, page: page(1, per_page) };
         let ids = |ids: &[i64], count| unpaged(Selection::Ids(ids.iter().copied().collect()), count);
         let rows = [
             ("", paged(page(1, 15))),

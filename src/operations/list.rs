@@ -22,12 +22,10 @@ impl List {
     }
 
     pub(super) fn next_step(&self) -> Step {
-        match &self.0 {
-            ListRequest::Paged { email: Some(_), .. } => Step::of(Lane::Find),
-            ListRequest::Paged { page: PageRequest { per_page, .. }, .. }
-            | ListRequest::Unpaged { per_page, .. } => {
-                Step { max_users: *per_page as usize, ..Step::of(Lane::List) }
-            }
+        let ListRequest { selection, page } = &self.0;
+        match selection {
+            Selection::Email(_) => Step::of(Lane::Find),
+            _ => Step { max_users: page.per_page as usize, ..Step::of(Lane::List) },
         }
     }
 }
@@ -139,14 +137,13 @@ impl List {
     pub(super) fn execute(operations: &Operations, lists: Vec<Item<List>>) {
         let (mut pages, mut walks, mut emails, mut ids) = (vec![], vec![], vec![], vec![]);
         for list in &lists {
-            match &list.command.0 {
-                ListRequest::Paged { page, email: None } => pages.push(*page),
-                ListRequest::Paged { email: Some(email), .. } => emails.push(email.as_str()),
-                ListRequest::Unpaged { selection, per_page } => match selection {
-                    Selection::After(id) => walks.push((*id, *per_page)),
-                    Selection::Ids(named) => ids.extend(named),
-                    Selection::Prefix(_) => {}
-                },
+            let ListRequest { selection, page } = &list.command.0;
+            match selection {
+                Selection::All => pages.push(*page),
+                Selection::Email(email) => emails.push(email.as_str()),
+                Selection::After(id) => walks.push((*id, page.per_page)),
+                Selection::Ids(named) => ids.extend(named),
+                Selection::Prefix(_) => {}
             }
         }
         let mut pages = operations.pages(&pages).map(Vec::into_iter);
@@ -155,18 +152,17 @@ impl List {
         let users = operations.find_many(&ids).map(|users| users.into_iter().map(|user| (user.id, user)));
         let users: Result<HashMap<i64, User>, Failure> = users.map(Iterator::collect);
         for list in lists {
-            let listed = match &list.command.0 {
-                ListRequest::Paged { email: None, .. } => next(&mut pages),
-                ListRequest::Paged { email: Some(_), .. } => next(&mut found),
-                ListRequest::Unpaged { selection, per_page } => match selection {
-                    Selection::After(_) => next(&mut walks),
-                    Selection::Prefix(prefix) => operations.list_by_prefix(prefix, *per_page),
-                    // Two lists may name one user.
-                    Selection::Ids(ids) => users.as_ref().map_err(Failure::clone).map(|users| {
-                        let users = ids.iter().filter_map(|id| users.get(id).cloned()).collect();
-                        Listed { total: 0, users }
-                    }),
-                },
+            let ListRequest { selection, page } = &list.command.0;
+            let listed = match selection {
+                Selection::All => next(&mut pages),
+                Selection::Email(_) => next(&mut found),
+                Selection::After(_) => next(&mut walks),
+                Selection::Prefix(prefix) => operations.list_by_prefix(prefix, page.per_page),
+                // Two lists may name one user.
+                Selection::Ids(ids) => users.as_ref().map_err(Failure::clone).map(|users| {
+                    let users = ids.iter().filter_map(|id| users.get(id).cloned()).collect();
+                    Listed { total: 0, users }
+                }),
             };
             *list.outcome = Some(listed.map(|listed| list.command.answer(listed).into()).into());
         }
@@ -198,11 +194,13 @@ struct Unpaged<'a> {
 
 impl List {
     fn answer(&self, Listed { total, users }: Listed) -> Response {
-        let (request, email) = match &self.0 {
-            ListRequest::Paged { page, email } => (*page, email.as_deref()),
-            ListRequest::Unpaged { selection, per_page } => return unpaged(selection, *per_page, users),
+        let ListRequest { selection, page: request } = &self.0;
+        let email = match selection {
+            Selection::All => None,
+            Selection::Email(email) => Some(email.as_str()),
+            unpaged => return answer_unpaged(unpaged, request.per_page, users),
         };
-        let PageRequest { page, per_page, .. } = request;
+        let PageRequest { page, per_page, .. } = *request;
         let users = if email.is_some() && page > 1 { Vec::new() } else { users };
         let (per_page, count) = (i64::from(per_page), users.len() as i64);
         let last_page = ((total + per_page - 1) / per_page).max(1);
@@ -210,12 +208,12 @@ impl List {
         let (from, to, has_more_pages) = (before + count.min(1), before + count, page < last_page);
         let body =
             Page { data: &users, total, per_page, current_page: page, last_page, from, to, has_more_pages };
-        Response::json(200, &body).with("Link", links(request, last_page, email))
+        Response::json(200, &body).with("Link", links(*request, last_page, email))
     }
 }
 
 /// Answers with users that are not on pages.
-fn unpaged(selection: &Selection, per_page: u32, mut users: Vec<User>) -> Response {
+fn answer_unpaged(selection: &Selection, per_page: u32, mut users: Vec<User>) -> Response {
     let has_more_pages = users.len() > per_page as usize;
     users.truncate(per_page as usize);
     let response = Response::json(200, &Unpaged { data: &users, per_page, has_more_pages });
@@ -268,7 +266,7 @@ mod tests {
     use time::OffsetDateTime;
 
     const FIRST: PageRequest = PageRequest { page: 1, per_page: 15, is_from_end: false };
-    const ALL: fn(PageRequest) -> ListRequest = |page| ListRequest::Paged { page, email: None };
+    const ALL: fn(PageRequest) -> ListRequest = |page| ListRequest { selection: Selection::All, page };
 
     #[test]
     fn an_empty_list() {
@@ -342,7 +340,8 @@ mod tests {
             "lastPage": 3, "from": 4, "to": 5, "hasMorePages": true,
         });
         assert_eq!(serde_json::from_str::<serde_json::Value>(&page).unwrap(), expected);
-        let walk = ListRequest::Unpaged { selection: Selection::After(3), per_page: 2 };
+        let page = PageRequest { per_page: 2, ..FIRST };
+        let walk = ListRequest { selection: Selection::After(3), page };
         // The third one only tells that there is one.
         for (names, more) in [(&["a", "b"][..], false), (&["a", "b", "c"], true)] {
             let found = list(walk.clone(), names);

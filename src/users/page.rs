@@ -5,27 +5,21 @@ use std::collections::BTreeSet;
 
 /// A requested list of users.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ListRequest {
-    /// A page of all users, by id; or of the users with this address, in whatever case: one user at the most.
-    Paged {
-        /// The page.
-        page: PageRequest,
-        /// The address.
-        email: Option<String>,
-    },
-    /// Users that are not on pages.
-    Unpaged {
-        /// The users.
-        selection: Selection,
-        /// The largest number of users, from 1. For ids the number that the request named, repeated ones and texts that
-        /// are no id included.
-        per_page: u32,
-    },
+pub struct ListRequest {
+    /// The users that are listed.
+    pub selection: Selection,
+    /// The page. Of a list without pages, `per_page` is the largest number of users: for ids, the number that the request
+    /// named, repeated ones and texts that are no id included.
+    pub page: PageRequest,
 }
 
-/// Users that are listed without pages.
+/// The users of a list: all of them or those with one address are on pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Selection {
+    /// All users, by id.
+    All,
+    /// The users with this address, in whatever case: one user at the most.
+    Email(String),
     /// Users in the order of their ids, after an id from 0.
     After(i64),
     /// The users whose addresses begin with a text, in whatever case, in the order of addresses.
