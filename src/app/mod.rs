@@ -52,8 +52,7 @@ impl App {
     /// Opens the service without a server: connects to the database and migrates it. `host`, `port` and `workers` have no
     /// effect.
     ///
-    /// Blocks for up to `db_connect_timeout`, and as long as the migrations take, those of another replica that migrates
-    /// first included. May be called from within an async runtime, whose thread it blocks as well. After an error nothing is
+    /// Blocks for up to `db_connect_timeout`, and as long as the migrations take, also if another replica migrates first. May be called from within an async runtime, whose thread it blocks as well. After an error nothing is
     /// left running.
     pub fn open(config: &Config) -> Result<App, StartError> {
         App::open_at(config, false)

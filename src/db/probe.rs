@@ -78,8 +78,8 @@ pub struct Readiness {
 }
 
 impl Prober {
-    /// Starts the thread, which only removes keys until [`Prober::readiness`] is called. `migrations`: those that the database has to
-    /// have. Errors: the system has no more threads.
+    /// Starts the thread, which only removes keys until [`Prober::readiness`] is called. `migrations`: the migrations that the database
+    /// needs. An error if the system has no more threads.
     pub fn start(servers: Arc<Servers>, migrations: Migrations) -> io::Result<Prober> {
         let (answer, answered, failure) = (Answer::default(), Instant::now(), String::new());
         let state = ProbeState { answer, is_silent: false, failure, asked: None, answered };

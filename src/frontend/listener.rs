@@ -163,8 +163,8 @@ pub fn address(host: &str, port: u16) -> String {
     if host.starts_with("unix:") { host.to_owned() } else { format!("{host}:{port}") }
 }
 
-/// Binds those of the addresses that this machine has, all on one port: if theirs is 0, on the one that the first
-/// gets. An error if it has none of them.
+/// Binds the addresses that this machine has, all on one port: if it is 0, on the port that the first address gets. An
+/// error if the machine has none of the addresses.
 fn bind_each(addresses: &[SocketAddr]) -> Result<Vec<Socket>, StartError> {
     let (mut sockets, mut missing) = (Vec::<Socket>::new(), None);
     for mut address in addresses.iter().copied() {

@@ -1,4 +1,4 @@
-//! Peers of connections, and which connections may be closed for others. Pure.
+//! Peers of connections, and which connections may be closed for new ones. Pure.
 
 use crate::config::TrustedProxies;
 use crate::http::{PeerKey, counted_as};
@@ -9,7 +9,7 @@ use std::{fmt, net::IpAddr};
 pub struct Peer {
     /// `None` on a Unix socket.
     pub address: Option<IpAddr>,
-    /// A trusted proxy between requests: its connections carry many clients, and are never closed for others.
+    /// The peer is a trusted proxy, between requests. Its connections carry many clients, and are never closed for new ones.
     pub trusted: bool,
 }
 

@@ -126,10 +126,10 @@ pub struct Created {
 }
 
 impl Create {
-    /// Executes creates with one statement for those with a key, and with one for the others.
+    /// Executes the creates that have a key with one statement, and the creates without a key with another one.
     pub(super) fn execute(operations: &Operations, mut creates: Vec<Item<Create>>) {
         let mut keys = HashSet::new();
-        // The first create of a key is stored; the others find it kept when they are retried.
+        // The first create of a key is stored. Further ones with the key find its answer when they are retried.
         creates.retain_mut(|Item { command, outcome, .. }| {
             let is_first = command.key.is_none_or(|(key, _)| keys.insert(key));
             **outcome = (!is_first).then_some(Outcome::Retried);

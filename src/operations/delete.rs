@@ -14,7 +14,7 @@ use std::time::Instant;
 pub struct Delete {
     /// The user.
     pub id: i64,
-    /// The states in which the user may be removed; in a batch, [simple](Condition::is_simple).
+    /// The precondition (`If-Match`). A batch takes only [simple](Condition::is_simple) ones.
     pub condition: Condition,
 }
 

@@ -107,7 +107,7 @@ struct Item<'a, C> {
     outcome: &'a mut Option<Outcome>,
 }
 
-/// A change that is executed in one statement, and one commit, with others of its kind.
+/// A kind of change: changes of one kind share a statement and a commit.
 trait Change: Sized {
     /// Executes changes. Returns rows with the positions of their changes, from 1.
     fn batch(pool: &Pool, given: &[&Self], deadline: Instant) -> Result<Vec<Row>, Failure>;
@@ -285,8 +285,8 @@ impl Operations {
         }
     }
 
-    /// Returns how many passwords are hashed at once: one for every two cores, which leaves the others to reads, if the
-    /// budget has memory for so many.
+    /// Returns how many passwords are hashed at once: one for every two cores, so that reads have
+    /// the other half, if the budget has memory for so many.
     pub(crate) fn hashers(&self) -> usize {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         (cores / 2).min(self.budget.limit() / self.hasher.memory(None)).max(1)
@@ -330,8 +330,8 @@ fn changed(row: Option<&Row>) -> Result<Option<&Row>, Failure> {
     }
 }
 
-/// Returns true if a row may have any state, else the version and time that it has to have: those of the state that was read
-/// before, or of a simple condition. Nulls allow no state, as no row has them.
+/// Returns true if a row may have any state; else the version and the time that it has to have, of the state that was read
+/// before or of a simple precondition. Nulls allow no state, as no row has them.
 fn tag(condition: &Condition, before: Option<&User>) -> (bool, Option<i64>, Option<OffsetDateTime>) {
     let state = before.map(User::revision).or_else(|| condition.only.as_ref()?.first().copied());
     let is_any = before.is_none() && condition.only.is_none();

@@ -21,7 +21,7 @@ pub struct Update {
     pub id: i64,
     /// The fields of the body; in a batch without a password.
     pub changes: UserChanges,
-    /// The states in which the user may be changed; in a batch, [simple](Condition::is_simple).
+    /// The precondition (`If-Match`). A batch takes only [simple](Condition::is_simple) ones.
     pub condition: Condition,
     /// The hash of the new password, once it is made.
     pub hash: Option<PasswordHash>,
@@ -72,7 +72,7 @@ pub(crate) const UPDATE: &str = "
 
 /// $7: the hash of the new password, or null, which removes the password. A delete finds only rows of its snapshot: so
 /// a password is removed in a state that was read before, as a transaction that inserts one changes the user, too. The
-/// user is locked even if nothing is changed then, so that such a transaction is waited for.
+/// user is locked even if nothing is changed then, so that the statement waits for a transaction that inserts one.
 pub(crate) const UPDATE_PASSWORD: &str = "
     with target as materialized (
         select id from users where id = $1 and ($2::boolean or version = $3::bigint and updated_at = $4::timestamptz)

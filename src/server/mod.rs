@@ -91,7 +91,7 @@ impl BoundServer {
         })
     }
 
-    /// Starts the threads, from those that answer to the one that lets clients in.
+    /// Starts tiny_http, the frontend and the workers, and connects them.
     fn start_stages(
         self,
         config: &Config,
@@ -188,7 +188,7 @@ fn answer_at_once(app: Arc<App>) -> AnswerAtOnce {
         if !app::is_answered_at_once(request.path()) {
             return None;
         }
-        // No body changes such an answer. The fields change that to a preflight.
+        // No body changes the answer of such a path. Fields change the answer to a preflight.
         let bare = Request::new(request.method, request.path(), "");
         let bare = Request { fields: request.fields.clone(), ..bare };
         let cors = app.access.cors(&bare);

@@ -9,8 +9,8 @@ use std::{fs, io, thread};
 /// Descriptors of one session: its socket twice, and the three that its runtime waits with.
 const SESSION_DESCRIPTORS: u64 = 5;
 
-/// Descriptors that are left to the rest of the process, beside those that are open at the start. It starts with half
-/// of them, as it opens some between two checks.
+/// Descriptors that are left to the rest of the process, which may open them after the start. A start succeeds with half of
+/// them, as the process opens some between two checks.
 const SPARE_DESCRIPTORS: u64 = 64;
 
 /// Threads beside the workers.

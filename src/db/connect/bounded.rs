@@ -15,8 +15,8 @@ use std::{io, thread};
 /// The time that connecting to one host may take, unless `connect_timeout` is longer, as some databases have to wake up.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Descriptors that are open while a connection is made. The connection keeps five of them; the others are those of
-/// looking up the name and of the socket.
+/// Descriptors that are open while a connection is made. The connection keeps five of them; looking the name up, and the
+/// socket, take the rest.
 const CONNECT_DESCRIPTORS: usize = 12;
 
 /// Connects to one host that were given up and have not ended. Each keeps a thread.

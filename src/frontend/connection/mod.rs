@@ -25,7 +25,7 @@ pub use writing::{Delivery, LINGER_TIME};
 
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
-/// Reads and writes that a connection gets in one iteration of the event loop, before others get theirs.
+/// Reads and writes of one connection in one iteration of the event loop, at most: then the next connection has its turn.
 const MAX_STEPS: usize = 8;
 
 /// Bytes that a request, a buffer or an answer may have without being counted. Most have no more.
@@ -261,8 +261,8 @@ impl Connection {
         }
     }
 
-    /// Parses bytes that were just read, behind the ones that were read before, and enters the state that follows. A
-    /// head or a body that goes on arriving keeps its deadline.
+    /// Parses the bytes that were read before and the `fresh` ones behind them, and enters the state that follows. A head or
+    /// a body that goes on arriving keeps its deadline.
     fn parse(&mut self, fresh: &[u8], context: &mut Context) {
         let (now, limits) = (context.now, &context.limits);
         let (mut framing, mut input, mut began) = match mem::replace(&mut self.state, State::Closing) {

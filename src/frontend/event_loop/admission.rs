@@ -93,7 +93,7 @@ impl EventLoop {
         }
     }
 
-    /// Closes a connection to make way for others or to free memory. Returns false if none may be closed.
+    /// Closes a connection to make way for a new one or to free memory. Returns false if none may be closed.
     fn make_way(&mut self, why: Reason, newcomer: Option<Peer>) -> bool {
         for _ in 0..MAX_TRIES {
             let Some(index) = self.pick(why, newcomer) else { return false };
@@ -146,8 +146,8 @@ impl EventLoop {
             .map(|found| found.3)
     }
 
-    /// Brings the budget back below its limit after a connection has grown: closes others, or else this one. A request
-    /// that a worker has claimed by now keeps its memory.
+    /// Brings the budget back below its limit after a connection has grown: closes other connections, or else the
+    /// grown one. A request that a worker has claimed by now keeps its memory.
     pub(super) fn make_memory(&mut self, index: u32, holder: Peer) {
         while self.context.resources.budget.is_exceeded() {
             if !self.make_way(Reason::NoMemory, Some(holder)) {

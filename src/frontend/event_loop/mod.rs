@@ -29,7 +29,7 @@ const MAX_EVENTS: usize = 1024;
 const MAX_READ_BYTES: usize = 16 * 1024;
 /// How often the listener accepts before it closes. Closing resets the connections in its backlog.
 const MAX_LAST_ACCEPTS: usize = 64;
-/// Slots that one ticket names, at most, so that several workers get some of a crowd's requests.
+/// Slots that one ticket names, at most, so that the requests of a crowd go to several workers.
 const MAX_TICKET_SLOTS: usize = 32;
 /// The least time between two looks at the deadlines of all connections.
 const SWEEP_PAUSE: Duration = Duration::from_millis(20);
@@ -42,7 +42,7 @@ pub struct EventLoop {
     private: UnixStream,
     /// Slots that the next ticket names: their requests are complete, and no earlier ticket names them.
     passed: Vec<u32>,
-    /// Has a clone for each open connection that is not surplus; there are up to `max_connections`.
+    /// Each open connection that is not surplus has a clone; up to `max_connections` may.
     admission: Admission,
     /// The number of connections since the start. It begins the generations of each one.
     opened: u64,
@@ -108,7 +108,7 @@ impl EventLoop {
         loop {
             let timeout = self.timeout()?;
             self.poll(&mut events, timeout)?;
-            // Each ticket wakes two threads, so requests that have arrived meanwhile get the same one.
+            // A ticket wakes two threads, so it also names the requests that have arrived meanwhile.
             if !self.passed.is_empty() {
                 self.poll(&mut events, Some(Duration::ZERO))?;
             }

@@ -119,8 +119,8 @@ fn first_field(head: &[u8]) -> usize {
     memchr(b'\n', head).map_or(head.len(), |end| end + 1)
 }
 
-/// Parses the fields of a head, which ends with its empty line, into `fields`, which has space for as many as it may
-/// have.
+/// Parses the fields of a head into `fields`, whose length is the most fields that the head may have. The head ends with its
+/// empty line.
 pub fn parse_fields<'a>(
     head: &'a [u8],
     fields: &'a mut [httparse::Header<'a>],

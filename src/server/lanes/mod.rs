@@ -2,7 +2,7 @@
 //! and no clock of its own.
 //!
 //! Each lane is one queue. A batch is what arrived while earlier batches of its lane were in flight; no command waits
-//! for others to fill a batch. What holds for any number of commands and locks:
+//! for a batch to fill. Rules that hold for any number of commands and locks:
 //! - writes leave one session to reads, creates and changes leave one to each other, and lists leave one to finds;
 //! - lanes take turns, and so do the addresses within a lane;
 //! - one change of a row is in flight at a time, the oldest of its lane first; the row stays taken until the last
@@ -48,7 +48,7 @@ pub struct Capacity {
     pub sessions: usize,
     /// Passwords that are hashed.
     pub hashers: usize,
-    /// Processor cores, those that a database on this machine uses included.
+    /// Processor cores, shared with a database on this machine.
     pub cores: usize,
     /// Time from its arrival on in which a command that meets locks is retried.
     pub retry_for: Duration,
@@ -283,7 +283,7 @@ impl<T> Lanes<T> {
     ///
     /// Short batches wait for no network and for no slow disk: more than half of the cores execute would only compete with
     /// them, and a later batch is a larger one. A write waits for its commit for a while, so two of a lane overlap. Longer
-    /// batches wait for something, and all sessions may. A batch that has become much longer than the others waits for a
+    /// batches wait for something, and all sessions may. A batch that takes much longer than its predecessors waits for a
     /// lock, most likely, and does not hold up the next one.
     fn is_paced(&self, at: usize, now: Instant) -> bool {
         let Queue { in_flight, took, .. } = &self.queues[at];

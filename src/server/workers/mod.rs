@@ -9,8 +9,8 @@
 //!   and goes on to execute: a lone request is handed over once, from the frontend to its worker.
 //! - As many as there are sessions may execute batches. A batch has ended when its statement has; the worker then wakes
 //!   another one for the next batch, if there is one, and writes the answers.
-//! - The others wait on a condition. As there are two more workers than sessions, one of them waits while a session is
-//!   free. It has the timer, if a retry or a stuck batch is due; a wait without a need for it sets none.
+//! - All further workers wait on a condition. As there are two more workers than sessions, at least one waits while a session
+//!   is free. It has the timer, if a retry or a stuck batch is due; a wait without a need for it sets none.
 //!
 //! A worker that leaves its place looks if another one is needed: for more that is ready, for tiny_http's queue if no
 //! worker is left there, for what is due. So no wake-up is lost, and a lone request causes none. While all sessions are
@@ -47,7 +47,8 @@ use std::{io, iter, mem};
 /// Bytes of a thread's stack. Only what is used becomes memory: 48 KiB at most under load of every kind.
 const STACK: usize = 512 << 10;
 
-/// Workers in tiny_http's queue, at most: one for the next request, and one for those that come while it is executed.
+/// Workers in tiny_http's queue, at most: one for the next request, and one for the requests that come while that worker
+/// executes it.
 const MAX_RECEIVERS: usize = 2;
 
 /// The time between two looks at a thread that is to end.
@@ -84,7 +85,7 @@ struct Schedule {
 }
 
 impl Workers {
-    /// Starts the threads. Errors: the system has no more threads; those that were started are ended.
+    /// Starts the threads. An error if the system has no more: the threads that were started are ended.
     pub fn start(
         server: &'static tiny_http::Server,
         slots: Arc<Slots>,
@@ -290,7 +291,7 @@ impl Dispatch {
     }
 }
 
-/// Waits until it is woken or, if there is such a time, until then.
+/// Waits on a condition until another thread notifies it, and at most until a time, if one is given.
 fn wait(condition: &Condvar, schedule: &mut MutexGuard<'_, Schedule>, until: Option<Instant>) {
     match until {
         Some(until) => drop(condition.wait_until(schedule, until)),

@@ -12,9 +12,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 use std::{fmt, mem, sync::Arc};
 
-/// Requests that are judged before they are queued: then other workers may execute them.
+/// Requests that a worker judges, at most, before it queues their commands for all workers.
 const MAX_JUDGED: usize = 256;
-/// Requests that are answered at once meanwhile: those that were judged before wait for them.
+/// Requests that a worker answers by itself, at most, before it queues the commands that it has: they wait for it.
 const MAX_ANSWERED: usize = 8;
 
 /// Bytes of an answer from which on it needs a reservation of its own.
@@ -65,8 +65,8 @@ impl Workers {
 }
 
 impl Dispatch {
-    /// Waits for a ticket. Judges its requests, and those of the tickets that are there behind it; answers those that need no
-    /// database.
+    /// Waits for a ticket. Judges the requests of it and of the tickets behind it. Answers the requests that need no database,
+    /// and returns the commands of the rest.
     pub(super) fn receive(self: &Arc<Self>) -> Vec<Box<Task>> {
         let mut next = self.server.recv().map(Some);
         let (received, mut judged, mut answered) = (Instant::now(), Vec::new(), 0);

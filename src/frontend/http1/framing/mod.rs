@@ -29,9 +29,8 @@ pub struct Framing {
 }
 
 impl Framing {
-    /// Reads on. `bytes` has all bytes that were not used yet. `used` grows by the number of those used now; the caller
-    /// passes the others again, with more behind them. After a request that is complete or refused, another value reads
-    /// on.
+    /// Reads on. `bytes` has all bytes that were not used yet, and `used` grows by the number that is used now: the caller
+    /// passes the unused bytes again, with more behind them. After a complete or refused request, a new `Framing` reads on.
     pub fn advance(&mut self, bytes: &[u8], used: &mut usize, limits: &Limits) -> Result<Parsed, Error> {
         if let Some(body) = self.body.take() {
             return self.read_body(*body, bytes, used, limits);
