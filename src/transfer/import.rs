@@ -2,7 +2,7 @@
 //! temporary table, compared with one another and with the stored users, and stored by one insert.
 
 use super::read::{read, unreadable};
-use super::rules::{Accepted, Record, Rules};
+use super::rules::{Accepted, Record, Rules, member};
 use super::{Format, Mapping, TransferError};
 use crate::config::Config;
 use crate::db::{
@@ -127,7 +127,7 @@ pub fn import(
     let (mut batch, mut unseen) = (Vec::new(), None);
     let unit = read(input, &rules, &mut |record| {
         if let Ok(object) = &record.members {
-            unseen.get_or_insert_with(|| rules.mapped()).retain(|path| !rules.has(object, path));
+            unseen.get_or_insert_with(|| rules.mapped()).retain(|path| member(object, path).is_none());
         }
         batch.push(record);
         if batch.len() < BATCH * cores { Ok(()) } else { check(mem::take(&mut batch)) }

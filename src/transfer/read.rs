@@ -1,17 +1,18 @@
-//! Cuts a stream into records: lines of JSON, the users of one JSON document, or rows of CSV, whose quoted fields may hold
-//! line ends.
+//! Cuts a stream into records: lines of JSON, the users of one JSON array, or rows of CSV, whose quoted fields may hold line
+//! ends.
 //!
 //! A record with a problem is passed on. A stream that is cut off, or is no text in UTF-8, is an error.
 
 use super::rules::{Record, Rules};
 use super::{Format, TransferError};
-use serde_json::{Map, Value};
-use std::io::{self, BufRead, BufReader, Cursor, Read};
+use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+use std::fmt;
+use std::io::{self, BufRead, BufReader, Read};
 
 /// The consumer of records.
 type Each<'a> = dyn FnMut(Record) -> Result<(), TransferError> + 'a;
 
-/// Bytes of the longest line of JSON, row of CSV or user of a document.
+/// Bytes of the longest line of JSON or row of CSV.
 const MAX_LINE_BYTES: usize = 1 << 20;
 
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
@@ -26,10 +27,10 @@ const QUOTES: &str = "has text behind a closing quote, or a quote or a CR in a f
                       written twice)";
 const SEQUENCE: &str =
     "it is a sequence of JSON texts (RFC 7464), each behind a record separator: write it without `jq --seq`";
-const NO_ARRAY: &str = "it is an object without an array of users: `jq -c .` writes one user a line";
-const SEVERAL_ARRAYS: &str = "it has several arrays of objects: `jq -c '.users[]'` chooses the users of one";
+const DOCUMENT: &str = "it is one JSON object: write a user a line, as `jq -c '.users[]'` does from an array in the object, \
+                        and `jq -c .` from objects of several lines";
 
-/// Calls `each` with every record of the stream. Returns the word for a record: line, or user of a document. Blocks for
+/// Calls `each` with every record of the stream. Returns the word for a record: line, or user of an array. Blocks for
 /// the input.
 pub(super) fn read(input: impl Read, rules: &Rules, each: &mut Each) -> Result<&'static str, TransferError> {
     let mut input = BufReader::new(input);
@@ -47,14 +48,17 @@ pub(super) fn read(input: impl Read, rules: &Rules, each: &mut Each) -> Result<&
     }
     let is_json = matches!(begin, Some(b'{' | b'['));
     match rules.import.format.unwrap_or(if is_json { Format::Ndjson } else { Format::Csv }) {
-        Format::Ndjson if rules.is_document(&first) => {
-            let is_long = first.len() > MAX_LINE_BYTES;
-            let no_users = if is_long { too_long("line", lines.number) } else { unreadable(NO_ARRAY) };
-            let input = Cursor::new(first).chain(lines.input).bytes();
-            let document = Document { input, each, users: 0, has_address: false };
-            document.read(no_users, rules).map(|()| "user")
+        Format::Ndjson if begin == Some(b'[') => {
+            let users = Users { each, read: 0, error: None };
+            users.read(first.as_slice().chain(lines.input)).map(|()| "user")
         }
-        Format::Ndjson => lines.objects(first, each).map(|()| "line"),
+        Format::Ndjson => {
+            let first = lines.text(first)?;
+            if rules.is_document(&first) {
+                return Err(unreadable(DOCUMENT));
+            }
+            lines.objects(first, each).map(|()| "line")
+        }
         Format::Csv => lines.rows(first, rules, each).map(|()| "line"),
     }
 }
@@ -103,15 +107,15 @@ impl<R: BufRead> Lines<R> {
     }
 
     /// Reads lines of JSON.
-    fn objects(mut self, first: Vec<u8>, each: &mut Each) -> Result<(), TransferError> {
+    fn objects(mut self, first: String, each: &mut Each) -> Result<(), TransferError> {
         let mut next = Some(first);
         while let Some(line) = next {
-            let object = serde_json::from_str(self.text(line)?.trim_end_matches(['\r', '\n']));
+            let object = serde_json::from_str(line.trim_end_matches(['\r', '\n']));
             if object.as_ref().is_err_and(serde_json::Error::is_eof) && !self.has_end {
                 return Err(self.unreadable("is cut off"));
             }
             each(Record { number: self.number, members: object.map_err(not_json) })?;
-            next = self.next_filled()?;
+            next = self.next_filled()?.map(|line| self.text(line)).transpose()?;
         }
         Ok(())
     }
@@ -206,105 +210,39 @@ fn first_sign(text: &[u8]) -> Option<u8> {
     text.iter().copied().find(|byte| !b" \t\r\n".contains(byte))
 }
 
-/// A JSON document of which one user at a time is held: each is cut out of the array of users.
-struct Document<'a, R> {
-    input: io::Bytes<R>,
+/// The users of one JSON array, of which one at a time is held. They are numbered by their places.
+struct Users<'a> {
     each: &'a mut Each<'a>,
-    /// Number of users so far; they are numbered by their places.
-    users: i64,
-    /// True if an `@` was read.
-    has_address: bool,
+    read: i64,
+    /// The error of `each`, which ends the array.
+    error: Option<TransferError>,
 }
 
-impl<R: BufRead> Document<'_, R> {
-    /// Reads the document: an array of users, or an object with one array of objects, which are the users. The error is
-    /// `no_users` if the object is a user itself, or has no such array.
-    fn read(mut self, no_users: TransferError, rules: &Rules) -> Result<(), TransferError> {
-        let mut outline = Vec::new();
-        if self.read_until(b"[{", &mut outline)? == Some(b'[') {
-            self.array(true)?;
-        } else if !self.object(outline, rules)? {
-            return Err(no_users);
-        }
-        for byte in self.input {
-            if first_sign(&[byte?]).is_some() {
-                return Err(unreadable("it has text behind its end"));
+impl Users<'_> {
+    fn read(mut self, input: impl Read) -> Result<(), TransferError> {
+        let mut array = serde_json::Deserializer::from_reader(input);
+        let end = array.deserialize_seq(&mut self).and_then(|()| array.end());
+        let no_json = |error| unreadable(format!("it is no JSON behind {} users: {error}", self.read));
+        self.error.map_or_else(|| end.map_err(no_json), Err)
+    }
+}
+
+impl<'de> Visitor<'de> for &mut Users<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("an array of users")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut array: A) -> Result<(), A::Error> {
+        while let Some(user) = array.next_element()? {
+            self.read += 1;
+            let members = serde_json::from_value(user).map_err(not_json);
+            self.error = (self.each)(Record { number: self.read, members }).err();
+            if self.error.is_some() {
+                return Err(A::Error::custom("the import has ended"));
             }
         }
         Ok(())
-    }
-
-    /// Reads an object behind its opening bracket. Returns whether it has users, or an empty array that could have some.
-    /// Keeps a 0 for the elements of an array, so that the outline of the object fits into memory.
-    fn object(&mut self, mut outline: Vec<u8>, rules: &Rules) -> Result<bool, TransferError> {
-        outline.push(b'{');
-        loop {
-            match self.read_until(b"[}", &mut outline)? {
-                Some(b'[') => outline.extend(if self.array(false)? { "[]" } else { "[0]" }.bytes()),
-                Some(_) => break,
-                None => return Ok(false),
-            }
-        }
-        outline.push(b'}');
-        let object: Map<String, Value> = serde_json::from_slice(&outline).map_err(|_| self.no_json())?;
-        let is_empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
-        let may_be_empty = !self.has_address && !rules.has_field(&object, "name");
-        let has_array = self.users > 0 || may_be_empty && object.values().any(is_empty);
-        Ok(has_array && !rules.has_field(&object, "email"))
-    }
-
-    /// Reads an array behind its opening bracket, of users from its first object on. Returns whether it is empty.
-    fn array(&mut self, mut is_of_users: bool) -> Result<bool, TransferError> {
-        let mut is_empty = true;
-        loop {
-            let mut element = Vec::new();
-            let end = self.read_until(b",]", &mut element)?;
-            let end = end.ok_or_else(|| too_long("user", self.users + 1))?;
-            let sign = first_sign(&element);
-            is_empty &= sign.is_none();
-            if !is_of_users && sign == Some(b'{') {
-                if self.users > 0 {
-                    return Err(unreadable(SEVERAL_ARRAYS));
-                }
-                is_of_users = true;
-            }
-            // In an empty array, no user is missing between the brackets.
-            if is_of_users && (sign.is_some() || end == b',' || self.users > 0) {
-                self.users += 1;
-                let members = serde_json::from_slice(&element).map_err(not_json);
-                (self.each)(Record { number: self.users, members })?;
-            }
-            if end == b']' {
-                return Ok(is_empty);
-            }
-        }
-    }
-
-    /// Reads up to one of these signs outside of texts and of brackets, and returns it. `None` if that is too long.
-    fn read_until(&mut self, ends: &[u8], text: &mut Vec<u8>) -> Result<Option<u8>, TransferError> {
-        // The closing brackets that are still to come.
-        let (mut open, mut is_quoted) = (Vec::new(), false);
-        while let Some(byte) = self.input.next().transpose()? {
-            if open.is_empty() && !is_quoted && ends.contains(&byte) {
-                return Ok(Some(byte));
-            }
-            text.push(byte);
-            match byte {
-                _ if text.len() > MAX_LINE_BYTES => return Ok(None),
-                b'\\' if is_quoted => text.extend(self.input.next().transpose()?),
-                b'"' => is_quoted = !is_quoted,
-                b'@' => self.has_address = true,
-                _ if is_quoted => {}
-                // In ASCII, a closing bracket is two behind the opening one.
-                b'[' | b'{' => open.push(byte + 2),
-                b']' | b'}' if open.pop() != Some(byte) => return Err(self.no_json()),
-                _ => {}
-            }
-        }
-        Err(unreadable(format!("it is cut off behind {} users", self.users)))
-    }
-
-    fn no_json(&self) -> TransferError {
-        unreadable(format!("it is no JSON behind {} users", self.users))
     }
 }

@@ -50,9 +50,8 @@ pub(super) struct Rules<'a> {
     pub import: &'a Import,
     validation: BodySchemas,
     hasher: Hasher,
-    paths: Mapping,
-    /// The members that a name is joined from, unless a member has the whole text of its path.
-    parts: Vec<String>,
+    /// The path of each field that is read; of a name, the paths of its parts.
+    paths: BTreeMap<&'static str, Vec<String>>,
 }
 
 impl Rules<'_> {
@@ -61,46 +60,31 @@ impl Rules<'_> {
     pub fn new<'a>(config: &Config, import: &'a Import) -> Rules<'a> {
         let is_read = |field: &&str| import.map.is_none() || import.requires(field);
         let own = fields().filter(is_read).map(|field| (field, field.to_owned()));
-        let paths: Mapping = own.chain(import.map.clone().unwrap_or_default()).collect();
-        let parts = paths["name"].split('+').map(|part| part.trim().to_owned());
-        let parts = parts.filter(|part| !part.is_empty() && paths["name"].contains('+')).collect();
+        let paths = own.chain(import.map.clone().unwrap_or_default()).map(|(field, path)| {
+            let parts = path.split('+').map(str::trim).filter(|part| !part.is_empty());
+            (field, if field == "name" { parts.map(str::to_owned).collect() } else { vec![path] })
+        });
         let validation = BodySchemas::new(config.schema, Mode::Declarative);
         let hasher = Hasher::new(config.password_hashing.params());
-        Rules { import, validation, hasher, paths, parts }
-    }
-
-    /// Returns all paths that are read.
-    fn all_paths(&self) -> impl Iterator<Item = &String> {
-        self.paths.values().chain(&self.parts)
+        Rules { import, validation, hasher, paths: paths.collect() }
     }
 
     /// Returns the paths that the mapping names, each of which some record has to have.
     pub fn mapped(&self) -> Vec<&String> {
-        let map = self.import.map.iter().flatten();
-        let paths = map.filter(|(field, _)| **field != "name" || self.parts.is_empty());
-        paths.map(|(_, path)| path).chain(&self.parts).collect()
-    }
-
-    /// Returns whether a record has a path. A part of a name is there if a member has the whole text.
-    pub fn has(&self, object: &Map<String, Value>, path: &String) -> bool {
-        let is_whole = || self.parts.contains(path) && member(object, &self.paths["name"]).is_some();
-        member(object, path).is_some() || is_whole()
+        self.import.map.iter().flatten().flat_map(|(field, _)| &self.paths[field]).collect()
     }
 
     /// Returns whether an object has the field of a user.
-    pub fn has_field(&self, object: &Map<String, Value>, field: &str) -> bool {
-        let parts = if field == "name" { &self.parts[..] } else { &[] };
-        parts.iter().chain(self.paths.get(field)).any(|path| self.has(object, path))
+    fn has_field(&self, object: &Map<String, Value>, field: &str) -> bool {
+        self.paths[field].iter().any(|path| member(object, path).is_some())
     }
 
-    /// Returns whether a stream that begins with this line is one array, or one object with an array in it.
-    pub fn is_document(&self, line: &[u8]) -> bool {
-        match serde_json::from_slice::<Map<_, _>>(line) {
-            Ok(object) => {
-                let is_user = ["name", "email"].iter().any(|field| self.has_field(&object, field));
-                !is_user && object.values().any(Value::is_array)
-            }
-            Err(error) => error.is_eof() || line.trim_ascii_start().starts_with(b"["),
+    /// Returns whether a line is no user, but begins an object of several lines, or is an object with an array.
+    pub fn is_document(&self, line: &str) -> bool {
+        let is_user = |object: &_| ["name", "email"].iter().any(|field| self.has_field(object, field));
+        match serde_json::from_str::<Map<_, _>>(line) {
+            Ok(object) => object.values().any(Value::is_array) && !is_user(&object),
+            Err(error) => error.is_eof() && line.ends_with('\n'),
         }
     }
 
@@ -108,7 +92,7 @@ impl Rules<'_> {
     /// line without the required ones, which is likely a row.
     pub fn header(&self, columns: Vec<String>) -> Result<Vec<String>, String> {
         let mut names: Vec<String> = columns.iter().map(|column| column.trim().to_owned()).collect();
-        for path in self.all_paths() {
+        for path in self.paths.values().flatten() {
             let mut found = names.iter_mut().filter(|name| name.eq_ignore_ascii_case(path));
             match (found.next(), found.next()) {
                 (Some(name), None) => name.clone_from(path),
@@ -122,7 +106,7 @@ impl Rules<'_> {
             Some(field) => Err(format!(
                 "has {} columns, and none is {}; is it the header? --map {field}=COLUMN names the column",
                 columns.len(),
-                self.paths[field]
+                self.paths[field].join("+")
             )),
             None => Ok(names),
         }
@@ -135,7 +119,7 @@ impl Rules<'_> {
         }
         let members = header.iter().zip(row).filter_map(|(name, value)| {
             // An empty value is a text only of a name and an address; else it means that there is none.
-            let is = |field| self.paths.get(field) == Some(name);
+            let is = |field| self.paths[field].contains(name);
             let is_there = !value.is_empty() || is("name") || is("email");
             let value = if is_there { value.into() } else { Value::Null };
             (is_there || self.is_read(name)).then(|| (name.clone(), value))
@@ -144,7 +128,8 @@ impl Rules<'_> {
     }
 
     fn is_read(&self, name: &str) -> bool {
-        self.all_paths().any(|path| path == name || path.split('.').next() == Some(name))
+        let mut paths = self.paths.values().flatten();
+        paths.any(|path| path == name || path.split('.').next() == Some(name))
     }
 
     /// Checks a record, and hashes its clear password. Blocks for that work. The error is the problem of the record.
@@ -175,7 +160,7 @@ impl Rules<'_> {
         };
         let (created_at, updated_at) = (time("createdAt")?, time("updatedAt")?);
         if let Some(password) = fields.get("password") {
-            let hashes = format!("--map {PASSWORD_HASH}={}", self.paths["password"]);
+            let hashes = format!("--map {PASSWORD_HASH}={}", self.paths["password"].concat());
             if hash.is_some() {
                 return Err("/password and /passwordHash exclude one another".to_owned());
             }
@@ -206,20 +191,22 @@ impl Rules<'_> {
     }
 
     /// Returns the fields of a record. An address is in NFC and has no white space at its ends, unless it is imported as it
-    /// is. A name whose parts are empty is the address.
+    /// is. A name of several parts is made of those that there are, or else is the address.
     fn fields(&self, object: &Map<String, Value>) -> Map<String, Value> {
         let value = |path: &String| member(object, path).filter(|value| !value.is_null());
-        let field = |(field, path): (&&str, &String)| Some(((*field).to_owned(), value(path)?.clone()));
-        let mut fields: Map<String, Value> = self.paths.iter().filter_map(field).collect();
+        let of_one = |(field, paths): (&&str, &Vec<String>)| match &paths[..] {
+            [path] => Some(((*field).to_owned(), value(path)?.clone())),
+            _ => None,
+        };
+        let mut fields: Map<String, Value> = self.paths.iter().filter_map(of_one).collect();
         if let Some(Value::String(email)) = fields.get_mut("email")
             && !self.import.as_is
         {
             *email = email::normalized(email.trim());
         }
         // A part that is no text is no name.
-        let parts = self.parts.iter().filter_map(value).map(|part| part.as_str().map(str::trim));
-        if !self.parts.is_empty()
-            && !fields.contains_key("name")
+        let parts = self.paths["name"].iter().filter_map(value).map(|part| part.as_str().map(str::trim));
+        if self.paths["name"].len() > 1
             && let Some(parts) = parts.collect::<Option<Vec<&str>>>()
         {
             let parts: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
@@ -231,7 +218,7 @@ impl Rules<'_> {
 }
 
 /// Returns the member at a dotted path, in which a number is a place in an array.
-fn member<'a>(object: &'a Map<String, Value>, path: &str) -> Option<&'a Value> {
+pub(super) fn member<'a>(object: &'a Map<String, Value>, path: &str) -> Option<&'a Value> {
     object.get(path).or_else(|| {
         let (first, rest) = path.split_once('.')?;
         object.get(first)?.pointer(&format!("/{}", rest.replace('.', "/")))
