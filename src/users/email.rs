@@ -7,9 +7,10 @@ use super::user::MAX_EMAIL;
 use serde_json::{Map, Value};
 use unicode_normalization::{UnicodeNormalization, char::is_combining_mark, is_nfc};
 
-/// Returns an address in Unicode's form NFC, in which addresses are stored and looked up: keyboards differ in how they write é.
-pub fn normalized(address: &str) -> String {
-    if is_nfc(address) { address.to_owned() } else { address.nfc().collect() }
+/// Returns a text in Unicode's form NFC, in which addresses are stored and looked up, and passwords hashed: keyboards differ
+/// in how they write é.
+pub fn normalized(text: &str) -> String {
+    if is_nfc(text) { text.to_owned() } else { text.nfc().collect() }
 }
 
 /// Brings the address in the fields of a user into NFC.

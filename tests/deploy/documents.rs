@@ -329,10 +329,12 @@ const OTHER_SYSTEMS: &str = r#"
 {"username":"c","enabled":true,"email":"c@x.org","lastName":" ","credentials":[]},
 {"username":"d","enabled":true,"email":"d@x.org","lastName":"Dee","federationLink":"ldap","credentials":[
   {"type":"password","secretData":"{\"value\":\"SHA512\",\"salt\":\"c2FsdHNhbHRzYWx0\"}","credentialData":"{\"hashIterations\":1000,\"algorithm\":\"pbkdf2-sha512\"}"}]},
+{"username":"e","enabled":true,"email":"e@x.org","firstName":"Eva","credentials":[
+  {"type":"password","secretData":"{\"value\":\"4Smw+8uJE9vkMuQHTI8JCch07funn1w88/v1CwyXAOw=\",\"salt\":\"c2FsdHNhbHRzYWx0\"}","credentialData":"{\"hashIterations\":1,\"algorithm\":\"argon2\",\"additionalParameters\":{\"hashLength\":[\"32\"],\"memory\":[\"8\"],\"type\":[\"id\"],\"version\":[\"1.3\"],\"parallelism\":[\"1\"]}}"}]},
 {"username":"service-account-shop","enabled":true,"serviceAccountClientId":"shop"},
 {"username":"service-account-till","enabled":true,"email":"service-account-till@placeholder.org","serviceAccountClientId":"till"},
 {"username":"f","enabled":true,"email":"","firstName":"No"}],"roles":{}}
-=> Ada Lovelace a@x.org yes | Mia b@x.org | c@x.org c@x.org | Dee d@x.org
+=> Ada Lovelace a@x.org yes | Mia b@x.org | c@x.org c@x.org | Dee d@x.org | Eva e@x.org yes
 
 == Okta
 -- okta.json
