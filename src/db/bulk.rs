@@ -3,10 +3,12 @@
 
 use super::rows::user;
 use crate::users::password::PasswordHash;
+use crate::users::timestamp;
 use crate::users::user::{NewUser, User};
-use postgres::types::{ToSql, Type};
-use postgres::{Client, Error, IsolationLevel, Row, Statement, Transaction};
-use std::{sync::mpsc, thread};
+use postgres::fallible_iterator::FallibleIterator;
+use postgres::types::Type;
+use postgres::{Client, Error, IsolationLevel, Row, Transaction};
+use serde_json::{Value, json};
 use time::OffsetDateTime;
 
 /// Lifts the limits of the role, as bulk statements take long, and lets them read whole tables, which the sessions of a
@@ -27,8 +29,7 @@ const STAGE: &str = "
 /// Stages rows by an insert: some poolers wait forever for the answer to a COPY of the extended protocol.
 const STAGE_ROWS: &str = "
     insert into pg_temp.userd_import
-    select * from unnest($1::bigint[], $2::bigint[], $3::text[], $4::timestamptz[], $5::timestamptz[], $6::text[],
-        $7::text[])";
+    select * from jsonb_populate_recordset(null::pg_temp.userd_import, cast($1 as jsonb))";
 
 /// Stores the staged users in the order of their lines, which is the order in which they were staged, and their hashes.
 /// A user without an id gets the next one. For the position, see `CREATE_MANY`: a trigger may change each value.
@@ -94,23 +95,24 @@ const SKIP_EXISTING: &str = r#"
     delete from pg_temp.userd_import where exists (
         select from users where lower(users.email::text collate "C") = lower(userd_import.email collate "C"))"#;
 
-/// Begins a transaction without the limits of the role, for an export if it `only_reads`, else for an import.
-fn begin(client: &mut Client, only_reads: bool) -> Result<Transaction<'_>, Error> {
+/// Begins a transaction without the limits of the role. `first` is executed in it.
+fn begin<'a>(client: &'a mut Client, only_reads: bool, first: &str) -> Result<Transaction<'a>, Error> {
     let transaction = client.build_transaction().isolation_level(IsolationLevel::ReadCommitted);
     let mut transaction = transaction.read_only(only_reads).start()?;
     transaction.query_typed(SETTINGS, &[])?;
-    // A pooler's session may hold another client's statement of a name that the driver is going to use.
-    transaction.batch_execute("deallocate all")?;
+    transaction.batch_execute(first)?;
     Ok(transaction)
 }
 
 /// Begins a transaction that reads all users. The rows come by the index of ids: a sort would hold all of them on the
 /// server's disk before the first one is sent.
 pub fn begin_export(client: &mut Client) -> Result<Transaction<'_>, Error> {
-    let mut transaction = begin(client, true)?;
-    transaction
-        .batch_execute("set local enable_sort = off; set local max_parallel_workers_per_gather = 0")?;
-    Ok(transaction)
+    begin(client, true, "set local enable_sort = off; set local max_parallel_workers_per_gather = 0")
+}
+
+/// Begins the transaction of an import, of which nothing is left if the session ends before its commit.
+pub fn begin_import(client: &mut Client) -> Result<Transaction<'_>, Error> {
+    begin(client, false, STAGE)
 }
 
 /// Counts the users of the table.
@@ -125,34 +127,18 @@ pub fn each_user<E: From<Error>>(
     with_hashes: bool,
     mut each: impl FnMut(User<&str>, Option<&str>) -> Result<(), E>,
 ) -> Result<(), E> {
-    /// Rows of a batch, of which up to three are held.
-    const FETCHED: i32 = 256;
     let sql = if with_hashes {
         "select u.id, u.name, u.email, u.created_at, u.updated_at, u.version, c.password_hash
          from users u left join credentials c on c.user_id = u.id order by u.id"
     } else {
         "select id, name, email, created_at, updated_at, version, null as password_hash from users order by id"
     };
-    let portal = transaction.bind(sql, &[])?;
-    // A thread fetches rows while the ones before them are written. After an error of `each` it fetches no more.
-    let (fetched, batches) = mpsc::sync_channel(1);
-    thread::scope(|scope| {
-        scope.spawn(move || {
-            loop {
-                let rows = transaction.query_portal(&portal, FETCHED);
-                let is_last = rows.as_ref().map_or(true, |rows| rows.len() < FETCHED as usize);
-                if fetched.send(rows).is_err() || is_last {
-                    return;
-                }
-            }
-        });
-        for rows in batches {
-            for row in &rows? {
-                each(user(row, None)?, row.try_get("password_hash")?)?;
-            }
-        }
-        Ok(())
-    })
+    // The server waits while its rows are not read.
+    let mut rows = transaction.query_typed_raw(sql, Vec::<(i64, Type)>::new())?;
+    while let Some(row) = rows.next()? {
+        each(user(&row, None)?, row.try_get("password_hash")?)?;
+    }
+    Ok(())
 }
 
 /// A user to be staged.
@@ -181,17 +167,9 @@ pub struct Taken {
     pub is_id: bool,
 }
 
-/// Begins the transaction of an import, of which nothing is left if the session ends before its commit.
-pub fn begin_import(client: &mut Client) -> Result<Transaction<'_>, Error> {
-    let mut transaction = begin(client, false)?;
-    transaction.batch_execute(STAGE)?;
-    Ok(transaction)
-}
-
 /// The staging of users, some of which it holds until the next insert.
 pub struct Stage<'a, 'c> {
     import: &'a mut Transaction<'c>,
-    insert: Statement,
     users: Vec<StagedUser>,
     /// Number of users that were inserted.
     inserted: u64,
@@ -199,8 +177,7 @@ pub struct Stage<'a, 'c> {
 
 impl<'a, 'c> Stage<'a, 'c> {
     pub fn begin(import: &'a mut Transaction<'c>) -> Result<Stage<'a, 'c>, Error> {
-        let insert = import.prepare(STAGE_ROWS)?;
-        Ok(Stage { import, insert, users: Vec::new(), inserted: 0 })
+        Ok(Stage { import, users: Vec::new(), inserted: 0 })
     }
 
     /// Stages a user.
@@ -212,21 +189,20 @@ impl<'a, 'c> Stage<'a, 'c> {
     }
 
     fn insert(&mut self) -> Result<(), Error> {
-        let (mut lines, mut ids, mut hashes) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut created, mut updated) = (Vec::new(), Vec::new());
-        let (mut names, mut emails) = (Vec::new(), Vec::new());
-        for StagedUser { line, id, hash, created_at, updated_at, new } in &self.users {
+        let row = |StagedUser { line, id, hash, created_at, updated_at, new }: &StagedUser| {
             let NewUser { name, email, password: _ } = new;
-            lines.push(line);
-            ids.push(id);
-            hashes.push(hash.as_ref().map(PasswordHash::as_phc));
-            created.push(created_at);
-            updated.push(updated_at);
-            names.push(name);
-            emails.push(email);
-        }
-        let params: [&(dyn ToSql + Sync); 7] = [&lines, &ids, &hashes, &created, &updated, &names, &emails];
-        self.inserted += self.import.execute(&self.insert, &params)?;
+            json!({
+                "line": line,
+                "id": id,
+                "password_hash": hash.as_ref().map(PasswordHash::as_phc),
+                "created_at": created_at.map(timestamp::text),
+                "updated_at": updated_at.map(timestamp::text),
+                "name": name,
+                "email": email,
+            })
+        };
+        let rows: Value = self.users.iter().map(row).collect();
+        self.inserted += self.import.execute_typed(STAGE_ROWS, &[(&rows.to_string(), Type::TEXT)])?;
         self.users.clear();
         Ok(())
     }
@@ -242,7 +218,7 @@ impl<'a, 'c> Stage<'a, 'c> {
 
 /// Removes the staged users whose address is stored already. Returns their number.
 pub fn skip_existing(import: &mut Transaction) -> Result<u64, Error> {
-    import.execute(SKIP_EXISTING, &[])
+    import.execute_typed(SKIP_EXISTING, &[])
 }
 
 /// Removes the staged lines whose address or id is taken. Returns at most `limit` of them, and their number.
