@@ -14,16 +14,12 @@ const KNOWN: &str = "user password dbname host hostaddr port options application
      keepalives_interval keepalives_retries target_session_attrs load_balance_hosts channel_binding sslnegotiation \
      sslmode sslrootcert sslcert sslkey tcp_user_timeout keepalives_count fallback_application_name";
 
-/// Parameters of libpq that are refused, as userd would connect elsewhere, or with less safety, without them.
-const REFUSED: &str =
-    "passfile service servicefile require_auth requirepeer sslcrl sslcrldir sslpassword replication";
-
-/// Names without effect, most of them other clients'.
+/// Names without effect, most of them other clients'. A start ends at every other name.
 const WITHOUT_EFFECT: &str = "schema currentSchema search_path schema_search_path connection_limit pool_size \
      pool_max_conns max_connections pool_min_conns pool_timeout checkout_timeout socket_timeout pgbouncer \
      prepareThreshold prepared_statements statement_cache_size prepared_statement_cache_size sslaccept client_encoding \
      gssencmode sslcertmode sslcompression sslsni ssl_min_protocol_version ApplicationName encoding supa \
-     uselibpqcompat workaround";
+     uselibpqcompat workaround statement_timeout pool binary_parameters default_query_exec_mode";
 
 /// The problem of a URL with a `%` that is literal, or that stands for bytes that are no text.
 const NOT_ENCODED: &str =
@@ -132,17 +128,16 @@ impl Target {
                 return Err(format!("parameter {number} is ssl, which other clients have: write {words}"));
             } else if is_in(&name, WITHOUT_EFFECT) && !REFUSED_VALUES.contains(&(&*name, &*value)) {
                 warnings.push(format!("{name} has no effect"));
-            } else if let Some(problem) = problem(&name) {
-                return Err(format!("parameter {number} {problem}"));
             } else {
                 // The name is not shown, as it may be a piece of a password.
-                warnings.push(format!("parameter {number} is unknown and has no effect"));
+                let meant = nearest(&name.to_ascii_lowercase(), KNOWN.split_ascii_whitespace());
+                let hint = meant.map(|meant| format!(" (did you mean {meant}?)")).unwrap_or_default();
+                return Err(format!("parameter {number} is unknown or not supported{hint}"));
             }
         }
         // The log shows these values. A `;` that separates parameters elsewhere is a part of the value here.
-        let is_more = |value: &str| ["password=", "pwd=", "://"].iter().any(|text| value.contains(text));
         let mut shown = given.iter().filter(|(name, _)| is_in(name, "host user dbname"));
-        if shown.any(|(_, value)| is_more(&value.to_ascii_lowercase())) {
+        if shown.any(|(_, value)| value.contains('=') || value.contains("://")) {
             let way = "separate parameters by spaces, in a URL by '&'";
             return Err(format!("a host, user or database holds a URL or a parameter: {way}"));
         }
@@ -219,18 +214,6 @@ const DEFAULTS: [(&str, &str, &str); 4] = [
     ("keepalives_interval", "keepalives_interval", "2"),
     ("keepalives_retries", "keepalives_count", "3"),
 ];
-
-/// Returns why an unknown name ends the start; `None` if it may be ignored. The name itself is not repeated.
-fn problem(name: &str) -> Option<String> {
-    if is_in(name, REFUSED) {
-        return Some(format!("is {name}, which is not supported"));
-    }
-    let lower = name.to_ascii_lowercase();
-    let meant = nearest(&lower, KNOWN.split_ascii_whitespace());
-    let looks_safe = lower.starts_with("ssl") || lower.starts_with("channel") || lower.starts_with("gss");
-    let hint = meant.map(|meant| format!(" (did you mean {meant}?)"));
-    (looks_safe || hint.is_some()).then(|| format!("is unknown{}", hint.unwrap_or_default()))
-}
 
 /// Returns whether and how TLS is spoken over TCP.
 fn tls_settings(given: &mut HashMap<String, String>) -> Result<(SslMode, TlsSettings), String> {
@@ -597,23 +580,23 @@ mod tests {
             host=h keepalives_count=x       | ! invalid value for option `keepalives_retries`
             host=h tcp_user_timeout=1s      | ! tcp_user_timeout is not a number of milliseconds
             host=h target_session_attrs=standby | ! invalid value for option `target_session_attrs`
-            host=h sslmod=require           | ! parameter 2 is unknown (did you mean sslmode?)
-            host=h SSLMODE=require          | ! parameter 2 is unknown (did you mean sslmode?)
-            postgres://h?ssl-mode=x         | ! parameter 1 is unknown (did you mean sslmode?)
-            postgres://h?sslfactory=x       | ! parameter 1 is unknown
-            postgres://h?Channel_Mode=x     | ! parameter 1 is unknown
-            host=h chanel_binding=require   | ! parameter 2 is unknown (did you mean channel_binding?)
-            host=h pasword=secret           | ! parameter 2 is unknown (did you mean password?)
+            host=h sslmod=require           | ! parameter 2 is unknown or not supported (did you mean sslmode?)
+            host=h SSLMODE=require          | ! parameter 2 is unknown or not supported (did you mean sslmode?)
+            postgres://h?ssl-mode=x         | ! parameter 1 is unknown or not supported (did you mean sslmode?)
+            postgres://h?sslfactory=x       | ! parameter 1 is unknown or not supported
+            postgres://h?Channel_Mode=x     | ! parameter 1 is unknown or not supported
+            host=h chanel_binding=require   | ! parameter 2 is unknown or not supported (did you mean channel_binding?)
+            host=h pasword=secret           | ! parameter 2 is unknown or not supported (did you mean password?)
             postgres://h?ssl=false          | ! parameter 1 is ssl, which other clients have: write sslmode=disable, sslmode=require or sslmode=verify-full
-            postgres://h?a=b&ssl=1          | ! parameter 2 is ssl, which other clients have: write sslmode=disable, sslmode=require or sslmode=verify-full
-            host=h sslcrl=/x                | ! parameter 2 is sslcrl, which is not supported
-            host=h service=x                | ! parameter 2 is service, which is not supported
-            host=h requirepeer=x            | ! parameter 2 is requirepeer, which is not supported
-            host=h require_auth=x           | ! parameter 2 is require_auth, which is not supported
-            host=h gssencmode=require       | ! parameter 2 is unknown
-            host=h ssl_min_protocol_version=TLSv1.3 | ! parameter 2 is unknown
-            postgres://u@h/d?nonsense=1     | D h:5432, TLS if the server has it | parameter 1 is unknown and has no effect
-            host=h passfile=/x              | ! parameter 2 is passfile, which is not supported
+            postgres://h?pool=b&ssl=1       | ! parameter 2 is ssl, which other clients have: write sslmode=disable, sslmode=require or sslmode=verify-full
+            host=h sslcrl=/x                | ! parameter 2 is unknown or not supported (did you mean sslcert?)
+            host=h service=x                | ! parameter 2 is unknown or not supported
+            host=h requirepeer=x            | ! parameter 2 is unknown or not supported
+            host=h require_auth=x           | ! parameter 2 is unknown or not supported
+            host=h gssencmode=require       | ! parameter 2 is unknown or not supported
+            host=h ssl_min_protocol_version=TLSv1.3 | ! parameter 2 is unknown or not supported
+            postgres://u@h/d?nonsense=1     | ! parameter 1 is unknown or not supported
+            host=h passfile=/x              | ! parameter 2 is unknown or not supported
         ");
     }
 
