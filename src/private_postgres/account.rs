@@ -46,10 +46,8 @@ impl Account {
 
     /// Checks that root can become this account, and keeps no capability then.
     fn checked(self) -> Result<Account> {
-        const HAS_NONE: &str = r#"while read -r name value; do [ "$name$value" != CapEff:0000000000000000 ] || exit 0; done; exit 1"#;
-        let mut shell = self.command("/bin/sh");
-        let tried =
-            shell.args(["-c", &format!("exec </proc/self/status; {HAS_NONE}")]).current_dir("/").status();
+        const HAS_NO_CAPABILITY: [&str; 3] = ["-qx", "CapEff:[[:space:]]*0*", "/proc/self/status"];
+        let tried = self.command("grep").args(HAS_NO_CAPABILITY).current_dir("/").status();
         let keeps = || io::Error::other("it could become root again");
         tried.and_then(|tried| tried.success().then_some(self).ok_or_else(keeps)).map_err(|error| {
             ClusterError::new(format!(
@@ -126,7 +124,7 @@ impl Account {
         let start = if owner == 0 { String::new() } else { format!("start userd as {by}, ") };
         Err(ClusterError::new(format!(
             "{path} belongs to user {by}, and PostgreSQL would run as {own}: give it to {own} (chown -R {own} {path}), \
-             {start}or choose another directory"
+             {start}or choose another directory, as one in it"
         )))
     }
 
@@ -154,11 +152,8 @@ impl Account {
 
     /// Makes a directory that no other account can enter, unless there is one. Returns whether there is one then.
     pub(super) fn makes_private(&self, dir: &Path) -> bool {
-        // A umask may have closed a new directory to its owner.
-        let close = || fs::set_permissions(dir, Permissions::from_mode(0o700));
         self.keeps_private(dir)
-            || DirBuilder::new().mode(0o700).create(dir).and_then(|()| close()).is_ok()
-                && self.keeps_private(dir)
+            || DirBuilder::new().mode(0o700).create(dir).is_ok() && self.close(dir).is_ok()
     }
 
     /// Closes a directory of the account's to other accounts.

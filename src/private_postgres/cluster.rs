@@ -44,7 +44,7 @@ impl Cluster {
     /// entered or not starting; the directory unusable, not ours, or in use; `initdb` or the server failing, with the
     /// last lines of its log.
     pub fn open(dir: &Path, max_connections: u32, joins: bool, go_on: GoOn) -> Result<Cluster> {
-        let account = if joins { Account::owner_of(&directory::place(dir)) } else { Account::find(true) }?;
+        let account = if joins { Account::owner_of(dir) } else { Account::find(true) }?;
         let dir = directory::make(dir, account)?;
         account.act(|| {
             let mut wait = Wait::begin();
@@ -122,7 +122,7 @@ fn major(directory: &ClusterDir) -> Result<u32> {
 /// # Errors
 /// There is no cluster, or this user may not look.
 pub fn check(dir: &Path) -> Result<()> {
-    let (shown, dir) = (dir.display(), &directory::place(dir));
+    let shown = dir.display();
     fs::metadata(dir.join("pgdata")).map(drop).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => {
             ClusterError::new(format!("{shown} has no cluster; `userd --embedded={shown}` makes one"))

@@ -1,6 +1,5 @@
 //! The directory of a server: made, checked, locked; its log; and the processes that a killed userd left in it. Has
-//! `pgdata` (the cluster), `postgres.log`, `lock` (held by the userd that runs the server) and the socket. They are in
-//! `userd` below it if its owner or mode cannot be set, as that of a volume with `fsGroup` in Kubernetes.
+//! `pgdata` (the cluster), `postgres.log`, `lock` (held by the userd that runs the server) and the socket.
 
 use super::{Account, ClusterError, GoOn, Result, SOCKET, Wait};
 use nix::libc;
@@ -10,9 +9,6 @@ use std::os::unix::fs::{MetadataExt, lchown};
 use std::os::unix::process::CommandExt;
 use std::path::{self, Path, PathBuf};
 use std::process::{self, Command, Stdio};
-
-/// Name of the directory in one whose owner or mode cannot be set.
-const BELOW: &str = "userd";
 
 /// The longest path of a socket: `sun_path` without its final NUL.
 const MAX_SOCKET_PATH: usize = 107;
@@ -86,7 +82,8 @@ impl ClusterDir {
         // PostgreSQL refuses a directory that the group may write to, as each mount of a volume with `fsGroup` has it.
         let mut shell = self.command(Path::new("/bin/sh"), Stdio::null());
         shell.arg("-c").arg(format!(
-            "{PROCESSES}[ ! -d pgdata ] || chmod go= pgdata; end_server; end_all . pgdata pgdata.new"
+            "{PROCESSES}[ ! -d pgdata ] || chmod go= pgdata
+            end_server; end_all . pgdata pgdata.new && rm -f pgdata/postmaster.pid {SOCKET} {SOCKET}.lock"
         ));
         let (mut wait, dir) = (Wait::begin(), self.dir.display());
         let mut shell = shell.spawn().map_err(ClusterError::io("run", Path::new("/bin/sh")))?;
@@ -96,9 +93,6 @@ impl ClusterDir {
         }
         if !shell.wait().is_ok_and(|status| status.success()) {
             return Err(ClusterError::new(format!("cannot end the PostgreSQL that runs in {dir}")));
-        }
-        for name in ["pgdata/postmaster.pid", SOCKET, &format!("{SOCKET}.lock")] {
-            let _ = fs::remove_file(self.dir.join(name));
         }
         Ok(())
     }
@@ -117,12 +111,6 @@ pub(super) fn takes_a_socket(dir: &Path) -> bool {
     dir.to_str().is_some_and(|name| !name.contains([',', '\n'])) && length <= MAX_SOCKET_PATH
 }
 
-/// Returns the directory that the cluster is in: `dir`, or the one below it.
-pub(super) fn place(dir: &Path) -> PathBuf {
-    let below = dir.join(BELOW);
-    if below.join("lock").exists() && !dir.join("pgdata").exists() { below } else { dir.to_owned() }
-}
-
 /// Makes a directory for a cluster that is kept, of mode 0700 and the account's, or checks the one that is there.
 /// Returns its real name.
 pub(super) fn make(dir: &Path, account: Account) -> Result<PathBuf> {
@@ -131,7 +119,7 @@ pub(super) fn make(dir: &Path, account: Account) -> Result<PathBuf> {
     let created =
         || fs::create_dir_all(dir).map_err(|error| refuse(dir, &format!("cannot be created ({error})")));
     let by_account = account.act(|| account.check_way(parent).map(|()| created()))?;
-    let is_roots = || fs::metadata(place(dir)).is_ok_and(|found| found.uid() == 0);
+    let is_roots = || fs::metadata(dir).is_ok_and(|found| found.uid() == 0);
     match account.instead_of_root().filter(|_| by_account.is_err() || is_roots()) {
         Some((uid, gid)) => {
             check_of_root(dir)?;
@@ -140,7 +128,7 @@ pub(super) fn make(dir: &Path, account: Account) -> Result<PathBuf> {
             if dir.join("pgdata").exists() {
                 account.check_owner(dir)?;
             }
-            // Some file systems keep no owners: `take` looks for a place there.
+            // On a file system that keeps no owners, `take` says so.
             let _ = lchown(dir, Some(uid), Some(gid));
         }
         None => by_account?,
@@ -148,7 +136,7 @@ pub(super) fn make(dir: &Path, account: Account) -> Result<PathBuf> {
     account.act(|| {
         // After that, a new directory outlasts a power failure.
         let _ = File::open(parent).and_then(|parent| parent.sync_all());
-        take(&fs::canonicalize(dir).map_err(ClusterError::io("read", dir))?, &account)
+        take(fs::canonicalize(dir).map_err(ClusterError::io("read", dir))?, &account)
     })
 }
 
@@ -156,40 +144,30 @@ pub(super) fn make(dir: &Path, account: Account) -> Result<PathBuf> {
 fn check_of_root(dir: &Path) -> Result<()> {
     const OPEN: u32 = 0o022;
     const STICKY: u32 = 0o1000;
+    // In a sticky directory, root's can be replaced by root alone.
+    let is_closed = |path: &Path, mode: u32| mode & OPEN == 0 || mode & STICKY != 0 || path == dir;
     let is_open = |path: &&Path| {
         let found = fs::symlink_metadata(path);
-        let is_roots = |found: &Metadata| found.is_dir() && found.uid() == 0;
-        // In a sticky directory, root's can be replaced by root alone.
-        let is_closed =
-            |found: &Metadata| found.mode() & OPEN == 0 || found.mode() & STICKY != 0 || *path == dir;
-        found.is_ok_and(|found| !is_roots(&found) || !is_closed(&found))
+        found.is_ok_and(|found| !found.is_dir() || found.uid() != 0 || !is_closed(path, found.mode()))
     };
-    dir.ancestors().find(is_open).map_or(Ok(()), |open| {
-        let (why, open) = ("is a link or no directory, or others than root can change it", open.display());
-        let why = format!("cannot be created or given away by root: {open} {why}");
-        Err(refuse(dir, &why))
-    })
+    let Some(open) = dir.ancestors().find(is_open) else { return Ok(()) };
+    let why = "is a link or no directory, or others than root can change it";
+    Err(refuse(dir, &format!("cannot be created or given away by root: {} {why}", open.display())))
 }
 
-/// Closes the directory, or the one below it, to other accounts. Returns which of the two.
-fn take(dir: &Path, account: &Account) -> Result<PathBuf> {
-    let (place, below) = (place(dir), dir.join(BELOW));
-    if !takes_a_socket(&place) {
-        let why = match place.to_str() {
+/// Closes the directory to other accounts.
+fn take(dir: PathBuf, account: &Account) -> Result<PathBuf> {
+    if !takes_a_socket(&dir) {
+        let why = match dir.to_str() {
             Some(_) => "is too long a name for a socket in it, or has a comma or a line break",
             None => "has a name that is not UTF-8",
         };
-        return Err(refuse(dir, why));
+        return Err(refuse(&dir, why));
     }
-    check_entries(dir, account)?;
-    let is_new = place == dir && !dir.join("pgdata").exists();
-    let goes_below = || is_new && takes_a_socket(&below) && account.makes_private(&below);
-    let place = match account.close(&place) {
-        Err(_) if goes_below() => below,
-        closed => closed.map(|()| place)?,
-    };
-    check_links(&place, account)?;
-    Ok(place)
+    check_entries(&dir, account)?;
+    account.close(&dir)?;
+    check_links(&dir, account)?;
+    Ok(dir)
 }
 
 /// Checks that no other user has put a link into a directory, which is closed by now.
@@ -205,12 +183,10 @@ fn check_links(dir: &Path, account: &Account) -> Result<()> {
 /// Checks that a directory has a cluster, or nothing but what a start without success has left.
 fn check_entries(dir: &Path, account: &Account) -> Result<()> {
     const OURS: [&str; 5] = ["pgdata", "postgres.log", "lock", ".s.PGSQL.", "lost+found"];
-    let place = place(dir);
     let entries = fs::read_dir(dir).map_err(account.io("read", dir))?;
     let mut names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
-    let is_foreign =
-        |name: &String| !OURS.iter().any(|ours| name.starts_with(ours)) && (name != BELOW || place == dir);
-    match names.find(is_foreign).filter(|_| !place.join("pgdata").exists()) {
+    let is_foreign = |name: &String| !OURS.iter().any(|ours| name.starts_with(ours));
+    match names.find(is_foreign).filter(|_| !dir.join("pgdata").exists()) {
         Some(name) => {
             Err(refuse(dir, &format!("is neither empty nor a cluster of userd's (it has {name:?})")))
         }

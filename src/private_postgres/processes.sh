@@ -50,3 +50,15 @@ remove() { # directory
     end_all "$1.$$" "$1.$$/pgdata" "$1.$$/pgdata.new"
     rm -rf "$1.$$"
 }
+
+# Waits until no process has had a lock of `users` for ten seconds, or the server has ended, and removes the directory.
+keep() { # directory
+    idle=0
+    exec 8>>users
+    while [ $idle -lt 20 ] && read -r server <pgdata/postmaster.pid && [ "/proc/$server/cwd" -ef pgdata ]; do
+        flock -u 8
+        sleep 0.5
+        if flock -nx 8; then idle=$((idle + 1)); else idle=0; fi
+    done
+    remove "$1"
+} 2>/dev/null

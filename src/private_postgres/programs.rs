@@ -4,7 +4,6 @@
 use super::{Account, ClusterError, Result};
 use std::os::unix::fs::MetadataExt;
 use std::path::{self, Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::{env, fs, io};
 
 /// Variable that names the directory of the programs.
@@ -38,18 +37,15 @@ pub(super) fn find(wanted: Option<u32>, account: &Account) -> Result<(PathBuf, u
 }
 
 /// Returns directories of programs, best first: the one that the variable names, and no other; else those that have an
-/// `initdb`, of `PATH`, `pg_config` and Debian, highest version first.
+/// `initdb`, of `PATH` and Debian, highest version first.
 fn installations() -> Result<Vec<PathBuf>> {
     if let Some(dir) = env::var_os(VARIABLE).filter(|dir| !dir.is_empty()) {
         // The programs are run in another directory, where a relative path would lead elsewhere.
         return Ok(vec![path::absolute(&dir).map_err(ClusterError::io("use", Path::new(&dir)))?]);
     }
     let has_initdb = |dir: &PathBuf| dir.is_absolute() && dir.join("initdb").is_file();
-    let mut dirs: Vec<PathBuf> = env::split_paths(&env::var_os("PATH").unwrap_or_default()).collect();
-    if !dirs.iter().any(has_initdb) {
-        let asked = Command::new("pg_config").arg("--bindir").stderr(Stdio::null()).output();
-        dirs.extend(asked.ok().and_then(|said| Some(String::from_utf8(said.stdout).ok()?.trim_end().into())));
-    }
+    let path = env::var_os("PATH").unwrap_or_default();
+    let mut dirs: Vec<PathBuf> = env::split_paths(&path).collect();
     dirs.extend(of_debian(Path::new("/usr/lib/postgresql")));
     dirs.retain(has_initdb);
     Ok(dirs)
@@ -76,18 +72,14 @@ pub(super) fn first(account: &Account) -> Result<(PathBuf, String)> {
 /// Returns the major version of programs: 15 of `postgres (PostgreSQL) 15.18 (Debian …)`, run as PostgreSQL will be.
 pub(super) fn version(dir: &Path, account: &Account) -> Result<u32> {
     let postgres = dir.join("postgres");
-    let is_missing = |program: &&PathBuf| matches!(program.try_exists(), Ok(false));
-    if let Some(missing) = [&dir.join("initdb"), &postgres].into_iter().find(is_missing) {
-        return Err(ClusterError::new(format!(
-            "{} is not there: --postgres and {VARIABLE} name a directory that has initdb and postgres",
-            missing.display()
-        )));
-    }
     account.check_way(dir)?;
     let fails = |why: &str| ClusterError::new(format!("{} does not start{why}", postgres.display()));
     let output = account.command(&postgres).arg("--version").current_dir("/").output();
     let output = output.map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => fails(": its loader is missing: it is made for another C library"),
+        io::ErrorKind::NotFound => fails(&format!(
+            ": it is not there, or its loader is missing, as that of another C library; --postgres and {VARIABLE} name a \
+             directory that has initdb and postgres"
+        )),
         _ => fails(&format!(": {error}")),
     })?;
     let [text, said] = [&output.stdout, &output.stderr].map(|said| String::from_utf8_lossy(said));

@@ -1,7 +1,6 @@
-//! Users of the system, by name and by number.
+//! Users of the system, by name and by number, from `/etc/passwd`: the C library would load modules of systemd or LDAP,
+//! which crash in a static program.
 
-use nix::libc::{AT_BASE, getauxval};
-use nix::unistd::{Uid, User as Known};
 use std::fs;
 
 /// A user of the system.
@@ -15,27 +14,16 @@ pub struct User {
 impl User {
     /// Returns the user with this number, if there is one.
     pub fn with_uid(uid: u32) -> Option<User> {
-        User::find(|user| user.uid == uid, || Known::from_uid(Uid::from_raw(uid)))
+        User::find(|user| user.uid == uid)
     }
 
     pub(super) fn with_name(name: &str) -> Option<User> {
-        User::find(|user| user.name == name, || Known::from_name(name))
+        User::find(|user| user.name == name)
     }
 
-    /// Looks in `/etc/passwd`, then asks the C library. A static program does not ask: the library would load modules of
-    /// systemd or LDAP into it, which crash there.
-    fn find(
-        is_meant: impl Fn(&User) -> bool,
-        ask: impl FnOnce() -> nix::Result<Option<Known>>,
-    ) -> Option<User> {
+    fn find(is_meant: impl Fn(&User) -> bool) -> Option<User> {
         let file = fs::read("/etc/passwd").unwrap_or_default();
-        let user = String::from_utf8_lossy(&file).lines().filter_map(User::of_line).find(is_meant);
-        // SAFETY: the call has no other effect. A static program has no loader, and so no address of one.
-        if user.is_some() || unsafe { getauxval(AT_BASE) } == 0 {
-            return user;
-        }
-        let Known { name, uid, gid, .. } = ask().ok()??;
-        Some(User { name, uid: uid.as_raw(), gid: gid.as_raw() })
+        String::from_utf8_lossy(&file).lines().filter_map(User::of_line).find(is_meant)
     }
 
     fn of_line(line: &str) -> Option<User> {

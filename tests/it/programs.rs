@@ -72,7 +72,7 @@ fn programs_that_are_named_are_the_only_ones() {
             "#!/bin/sh\necho 'error while loading libnone.so.1' >&2\nexit 127\n",
             "postgres does not start (exit status: 127): error while loading libnone.so.1",
         ),
-        ("#!/nowhere/loader\n", "postgres does not start: its loader is missing"),
+        ("#!/nowhere/loader\n", "postgres does not start: it is not there, or its loader is missing"),
         ("#!/bin/sh\necho 'postgres (PostgreSQL) 9.6.1'\n", "PostgreSQL 9 is too old"),
     ] {
         dir.write("program", program);
