@@ -13,6 +13,9 @@ pub(crate) const HAS_NUL: &str = "must not contain NUL (U+0000)";
 /// The media types of a patch, of which the first is the one that it has (RFC 7396).
 pub(crate) const ACCEPT_PATCH: &str = "application/merge-patch+json, application/json";
 
+const ADD_HOST: &str = "ALLOWED_HOSTS does not name this host: add its name, without a port, as in \
+                        ALLOWED_HOSTS=users.example,www.example";
+
 /// One thing that is wrong with a body or a query string.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Violation {
@@ -149,11 +152,7 @@ impl Error {
             Error::CrossOrigin => {
                 explained(403, "Cross-origin request refused", "ALLOWED_ORIGINS does not name this origin")
             }
-            Error::HostNotAllowed => {
-                const ADD: &str = "ALLOWED_HOSTS does not name this host: add its name, without a port, as in \
-                                   ALLOWED_HOSTS=users.example,www.example";
-                explained(403, "Host not allowed", ADD)
-            }
+            Error::HostNotAllowed => explained(403, "Host not allowed", ADD_HOST),
             Error::AlreadyExists => fixed(409, "Already exists"),
             Error::KeyReused => fixed(422, "Idempotency-Key reused"),
             Error::Gone => fixed(410, "Gone"),

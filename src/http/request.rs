@@ -170,14 +170,9 @@ impl Request {
 
 /// Decodes a percent-encoded text; `None` if an escape is cut short or not hexadecimal, or the result is not UTF-8.
 pub fn percent_decode(text: &str) -> Option<Cow<'_, str>> {
-    if !text.contains('%') {
-        return Some(Cow::Borrowed(text));
-    }
     let is_escape = |rest: &str| rest.bytes().take(2).filter(u8::is_ascii_hexdigit).count() == 2;
-    if !text.split('%').skip(1).all(is_escape) {
-        return None;
-    }
-    percent_encoding::percent_decode_str(text).decode_utf8().ok()
+    let decoded = percent_encoding::percent_decode_str(text).decode_utf8().ok();
+    decoded.filter(|_| text.split('%').skip(1).all(is_escape))
 }
 
 #[cfg(test)]

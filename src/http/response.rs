@@ -63,11 +63,6 @@ impl Response {
         Response { status: 204, headers: Vec::new(), body: Vec::new() }
     }
 
-    /// Returns 304, without a body.
-    pub(crate) fn not_modified() -> Response {
-        Response { status: 304, ..Response::no_content() }
-    }
-
     /// Returns the body as JSON, for tests; `Null` if it is empty, as after a `DELETE`, or no JSON.
     pub fn value(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_default()
@@ -234,7 +229,7 @@ mod tests {
         let empty = String::from_utf8(empty).unwrap();
         assert!(!empty.contains("\r\nContent-"), "{empty}");
         assert!(empty.ends_with("\r\nConnection: keep-alive\r\nKeep-Alive: timeout=0\r\n\r\n"), "{empty}");
-        let unmodified = Response::not_modified().with("ETag", "\"1-0\"");
+        let unmodified = Response { status: 304, ..Response::no_content() }.with("ETag", "\"1-0\"");
         let unmodified = String::from_utf8(unmodified.into_bytes(Persistence::Close, false, &id)).unwrap();
         assert!(unmodified.starts_with("HTTP/1.1 304 Not Modified\r\nDate: "), "{unmodified}");
         assert!(

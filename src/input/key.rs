@@ -7,39 +7,25 @@ use crate::users::idempotency::Key;
 /// Characters of the longest key.
 const MAX_KEY_CHARS: usize = 255;
 
-/// Reads the `Idempotency-Key` of a request: 1 to 255 visible ASCII characters, with or without the quotes of a
-/// structured string. `None` if it has none; [`Error::BadRequest`] if it is malformed or there are several.
+/// Reads the `Idempotency-Key` of a request: 1 to 255 visible ASCII characters, or a structured string without
+/// escapes. `None` if it has none; [`Error::BadRequest`] if it is malformed or there are several.
 pub fn idempotency_key(request: &Request) -> Result<Option<Key>, Error> {
     const MALFORMED: Error =
         Error::BadRequest("Idempotency-Key holds not just 1 to 255 visible ASCII characters");
     let mut fields = request.fields("idempotency-key");
     let Some(value) = fields.next() else { return Ok(None) };
     let value = value.trim_matches([' ', '\t']);
-    let text = match value.strip_prefix('"') {
-        None => Some(value.to_owned()),
-        Some(quoted) => quoted.strip_suffix('"').and_then(unescape),
-    };
-    let is_key = |text: &String| {
+    let is_key = |text: &&str| {
         (1..=MAX_KEY_CHARS).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
     };
+    let text = match value.strip_prefix('"') {
+        None => Some(value),
+        Some(quoted) => quoted.strip_suffix('"').filter(|text| !text.contains(['"', '\\'])),
+    };
     match text.filter(is_key) {
-        Some(text) if fields.next().is_none() => Ok(Some(Key::new(&text))),
+        Some(text) if fields.next().is_none() => Ok(Some(Key::new(text))),
         _ => Err(MALFORMED),
     }
-}
-
-/// Reads the rest of a structured string without its closing quote (RFC 9651, 3.3.3); `None` if it is malformed.
-fn unescape(quoted: &str) -> Option<String> {
-    let mut text = String::with_capacity(quoted.len());
-    let mut characters = quoted.chars();
-    while let Some(character) = characters.next() {
-        text.push(match character {
-            '"' => return None,
-            '\\' => characters.next().filter(|escaped| matches!(escaped, '"' | '\\'))?,
-            other => other,
-        });
-    }
-    Some(text)
 }
 
 #[cfg(test)]
@@ -62,7 +48,6 @@ mod tests {
             ("\"a\"", "a"),
             ("8e03978e-40d5-43dd-bc93-6894a57f9324", "8e03978e-40d5-43dd-bc93-6894a57f9324"),
             ("a\"b\\c,;=", "a\"b\\c,;="),
-            (r#""a\"b\\c""#, "a\"b\\c"),
             (&longest, &longest),
             (&format!("\"{longest}\""), &longest),
         ];
@@ -81,6 +66,8 @@ mod tests {
             "\"a\"b\"",
             "\"a\\\"",
             "\"\\a\"",
+            r#""a\"b""#,
+            r#""a\\b""#,
             "a\tb",
             "a\u{7f}",
             "é",

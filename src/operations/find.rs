@@ -80,7 +80,8 @@ impl Find {
         if condition.holds(revision) {
             Ok(one(200, user))
         } else if condition.allows(revision) {
-            Ok(Response::not_modified().with("ETag", etag(revision)))
+            let unmodified = Response { status: 304, ..Response::no_content() };
+            Ok(unmodified.with("ETag", etag(revision)))
         } else {
             Err(Error::PreconditionFailed)
         }
