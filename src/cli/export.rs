@@ -1,6 +1,6 @@
 //! `userd export`: all users to a file or to standard output.
 
-use super::{Failure, arguments::Args, commands, embedded, output::Output, progress};
+use super::{Failure, arguments::Args, commands, embedded, output::Output};
 use crate::transfer::{self, Export, Format, TransferError};
 use std::io;
 
@@ -20,19 +20,12 @@ pub fn export(args: &Args) -> Result<(), Failure> {
     let options = options(args);
     let mut output = Output::open(args.file(), options.with_password_hashes)?;
     let (config, cluster) = embedded::database(args, false)?;
-    let bar = progress::bar(Some(0), "{bar:30} {human_pos} of {human_len} users, {per_sec:0}, {eta} left");
-    let mut export = || {
-        transfer::export(&config, options, &mut output.to, &mut |done, of| {
-            bar.set_length(of);
-            bar.set_position(done);
-        })
-    };
+    let mut export = || transfer::export(&config, options, &mut output.to);
     let exported = match &cluster {
         Some(cluster) => cluster.account.act(export),
         None => export(),
     };
-    drop(bar);
-    exported.map(drop).and_then(|()| output.finish().map_err(TransferError::Write)).map_err(failure)
+    exported.and_then(|()| output.finish().map_err(TransferError::Write)).map_err(failure)
 }
 
 /// Returns the end of an export that failed. It has no line if the reader has closed the output, as `head` does.

@@ -1,14 +1,12 @@
 //! `userd import`: creates the users of a file or of standard input.
 
 use super::arguments::Args;
-use super::{Failure, commands, embedded, log::with_priority, progress, signals};
+use super::{Failure, commands, embedded, log::with_priority, signals};
 use crate::check;
-use crate::transfer::{self, Import, Imported, Mapping, Progress, TransferError, fields};
-use indicatif::HumanCount;
+use crate::transfer::{self, Import, Imported, Mapping, TransferError, fields};
 use log::Level;
-use std::fs::{File, Metadata};
 use std::io::{self, Write};
-use std::{mem, path::Path};
+use std::{fs::File, mem, path::Path};
 
 /// Imports the users of a file, or of standard input, and reports each line that is refused. A private cluster that is
 /// missing is made and migrated, except for a dry run. Blocks until that is done.
@@ -32,22 +30,12 @@ pub fn import(args: &Args) -> Result<(), Failure> {
         None => nix::unistd::dup(io::stdin()).map(File::from).map_err(io::Error::from),
     };
     let input = opened.map_err(|error| unreadable(file.unwrap_or(Path::new("-")), error))?;
-    let bytes = input.metadata().ok().filter(Metadata::is_file).map(|found| found.len());
     let (config, cluster) = embedded::database(args, !options.dry_run)?;
     if cluster.is_some() && !options.dry_run {
         check::migrate(&config, false)?;
     }
-    let bar = match bytes {
-        Some(_) => progress::bar(bytes, "{bar:30} {msg} lines, {bytes_per_sec}, {eta} left"),
-        None => progress::bar(None, "{spinner} {msg} lines, {bytes_per_sec}"),
-    };
-    let input = bar.wrap_read(input);
-    let imported = transfer::import(&config, &options, input, &mut |progress| match progress {
-        Progress::Checked(records) => bar.set_message(HumanCount(records).to_string()),
-        // From now on a signal has no effect.
-        Progress::Committing => mem::forget(signals::REMAINS.lock()),
-    });
-    drop(bar);
+    // From the commit on a signal has no effect.
+    let imported = transfer::import(&config, &options, input, || mem::forget(signals::REMAINS.lock()));
     let done = outcome(&options, imported)?;
     let _ = writeln!(io::stdout(), "{done}");
     Ok(())

@@ -12,7 +12,6 @@ mod log;
 mod manual;
 mod output;
 mod privileges;
-mod progress;
 mod serve;
 mod signals;
 mod test;

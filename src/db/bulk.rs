@@ -115,12 +115,6 @@ pub fn begin_import(client: &mut Client) -> Result<Transaction<'_>, Error> {
     begin(client, false, STAGE)
 }
 
-/// Counts the users of the table.
-pub fn count_users(transaction: &mut Transaction) -> Result<u64, Error> {
-    let row = transaction.query_typed_one("select coalesce(sum(n), 0)::bigint from user_counts", &[])?;
-    Ok(row.try_get::<_, i64>(0)?.unsigned_abs())
-}
-
 /// Calls `each` with every user by id, and with the hash of the password if `with_hashes` is set and there is one.
 pub fn each_user<E: From<Error>>(
     transaction: &mut Transaction,

@@ -365,7 +365,7 @@ fn store(url: &str, config: &Config, users: &[u8], format: Format) -> Result<(),
     let format = Some(format);
     let options = Import { format, as_is: true, keep_ids: true, clear_passwords: true, ..Import::default() };
     let imported =
-        transfer::import(&config, &options, users, &mut |_| ()).map_err(|error| error.to_string())?;
+        transfer::import(&config, &options, users, || ()).map_err(|error| error.to_string())?;
     let problems = imported.problems.iter();
     let problems = problems.map(|(number, problem)| format!("{} {number}: {problem}", imported.unit));
     let problems = problems.collect::<Vec<_>>().join("; ");

@@ -3,7 +3,7 @@
 use super::{Format, PASSWORD_HASH, TransferError};
 use crate::config::Config;
 use crate::db::{
-    bulk::{begin_export, count_users, each_user},
+    bulk::{begin_export, each_user},
     migrate::connect_migrated,
 };
 use crate::users::{
@@ -30,39 +30,23 @@ const FORMULA: [char; 11] = ['=', '+', '-', '@', '\t', '\r', '\n', '＝', '＋',
 /// Characters that end a cell, within quotes or not, if a spreadsheet's language uses the comma in numbers.
 const END_OF_CELL: [char; 4] = [';', '\t', '\r', '\n'];
 
-/// Users between two calls of `on_progress`.
-const STEP: u64 = 1000;
-
 /// Bytes of one write.
 const WRITE: usize = 64 << 10;
 
-/// Writes all users. Returns their number. Holds some hundred kilobytes, however many there are. Blocks until all are
-/// written; a slow reader of the output makes the database wait, with its snapshot. `on_progress` gets the number of users
-/// that are written, and the number of all.
+/// Writes all users. Holds some hundred kilobytes, however many there are. Blocks until all are written; a slow reader of
+/// the output makes the database wait, with its snapshot.
 ///
 /// # Errors
 /// After an error the output is not complete.
-pub fn export(
-    config: &Config,
-    export: Export,
-    to: &mut dyn Write,
-    on_progress: &mut dyn FnMut(u64, u64),
-) -> Result<u64, TransferError> {
+pub fn export(config: &Config, export: Export, to: &mut dyn Write) -> Result<(), TransferError> {
     let mut client = connect_migrated(config)?;
     let mut transaction = begin_export(&mut client)?;
-    let total = count_users(&mut transaction)?;
     let mut to = BufWriter::with_capacity(WRITE, to);
     export.header(&mut to).map_err(TransferError::Write)?;
-    let mut done = 0;
     each_user(&mut transaction, export.with_password_hashes, |user, hash| {
-        done += 1;
-        if done % STEP == 0 {
-            on_progress(done, total);
-        }
         export.user(user, hash, &mut to).map_err(TransferError::Write)
     })?;
-    to.flush().map_err(TransferError::Write)?;
-    Ok(done)
+    to.flush().map_err(TransferError::Write)
 }
 
 /// A user as GET answers it, and the hash if it is exported and there is one.

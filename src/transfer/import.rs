@@ -80,20 +80,12 @@ impl Imported {
     }
 }
 
-/// The progress of an import.
-#[derive(Debug, Clone, Copy)]
-pub enum Progress {
-    /// Number of records that were checked.
-    Checked(u64),
-    /// All users are stored, and are committed next. Nothing is imported if the process ends before the commit.
-    Committing,
-}
-
-/// Records of a batch for each core. Hashing the passwords of a batch takes some 1.3 s, after which the progress moves.
+/// Records of a batch for each core. Hashing the passwords of a batch takes some 1.3 s.
 const BATCH: usize = 64;
 
 /// Imports users. Holds some megabytes, however many users there are, and 19 MiB a core while clear passwords are hashed.
-/// Blocks until all users are stored, or none.
+/// Blocks until all users are stored, or none. `before_commit` is called once all are stored: nothing is imported if the
+/// process ends before it.
 ///
 /// # Errors
 /// An import with an error has stored no user. Refused records are no error: [`Imported::refused`] counts them, and no
@@ -102,16 +94,15 @@ pub fn import(
     config: &Config,
     import: &Import,
     input: impl Read,
-    on_progress: &mut dyn FnMut(Progress),
+    before_commit: impl FnOnce(),
 ) -> Result<Imported, TransferError> {
     let mut client = connect_migrated(config)?;
     let mut transaction = bulk::begin_import(&mut client)?;
     let rules = Rules::new(config, import);
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    let (mut imported, mut records) = (Imported::default(), 0);
+    let mut imported = Imported::default();
     let mut stage = Stage::begin(&mut transaction)?;
     let mut check = |batch: Vec<Record>| {
-        records += batch.len() as u64;
         for (record, accepted) in batch.iter().zip(check_on(cores, &rules, &batch)) {
             match accepted {
                 Ok(Accepted { user, left_out }) => {
@@ -121,7 +112,6 @@ pub fn import(
                 Err(problem) => imported.refuse(record.number, problem),
             }
         }
-        on_progress(Progress::Checked(records));
         Ok::<_, TransferError>(())
     };
     let (mut batch, mut unseen) = (Vec::new(), None);
@@ -155,7 +145,7 @@ pub fn import(
     }
     // A trigger may leave users out.
     imported.users = bulk::store(&mut transaction, import.keep_ids)?;
-    on_progress(Progress::Committing);
+    before_commit();
     transaction.commit().map_err(|error| TransferError::Uncertain(explain(&error)))?;
     Ok(imported)
 }

@@ -8,7 +8,7 @@ mod read;
 mod rules;
 
 pub use export::{Export, export};
-pub use import::{Import, Imported, Progress, import};
+pub use import::{Import, Imported, import};
 pub use rules::{Mapping, fields};
 
 use crate::db::{explain, taken};

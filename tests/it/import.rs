@@ -6,11 +6,7 @@ use crate::support::{
 };
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use std::{
-    fs,
-    path::Path,
-    process::{Command, Stdio},
-};
+use std::{fs, path::Path, process::Stdio};
 
 const PAGE: &str = include_str!("../../docs/import.md");
 
@@ -713,22 +709,5 @@ fn an_early_end_leaves_nothing() {
         }
         database.has_sessions(0);
         assert_eq!(emails(&database), "", "{signal:?}");
-    }
-}
-
-/// On a terminal there is a progress bar; `script` is one. Every other test sees that there is none elsewhere.
-#[test]
-fn a_progress_bar_on_a_terminal() {
-    let database = Database::create();
-    let dir = TempDir::new();
-    dir.write("users", &lines(2000));
-    let file = dir.path().join("users");
-    for (command, expected) in [("import", "lines, "), ("export", " of 2,000 users, ")] {
-        let line = format!("{} {command} {}", USERD, file.display());
-        let mut terminal = Command::new("script");
-        terminal.args(["-qec", &line, "/dev/null"]).env("DATABASE_URL", database.url()).env("TERM", "xterm");
-        let output = terminal.stdin(Stdio::null()).output().expect("bsdutils");
-        let shown = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(output.status.success() && shown.contains(expected), "{shown:?}");
     }
 }
