@@ -149,8 +149,7 @@ pub use app::App;
 #[cfg(feature = "command")]
 #[doc(hidden)]
 pub use cli::run;
-pub use config::{AllowedOrigins, Config, Database, Limits, PasswordHashing, Schema};
-pub use config::{TrustedProxies, Ui, Validation};
+pub use config::{Config, Database, Limits, PasswordHashing, Schema, TrustedProxies, Ui, Validation};
 pub use error::{ConfigError, StartError};
 pub use http::{Method, Request, Response};
 pub use secret::Secret;

@@ -3,10 +3,11 @@
 //! (DNS rebinding).
 
 use super::routes::Callers;
-use crate::config::{AllowedOrigins, Config};
+use crate::config::Config;
 use crate::error::Error;
 use crate::http::{Cors, Method, Request, hosts};
 use sha2::{Digest, Sha256};
+use std::sync::Arc;
 use subtle::ConstantTimeEq;
 
 /// The rules that stand before every route.
@@ -17,7 +18,7 @@ pub struct Access {
     /// Names of hosts in requests without a token, beside names that no stranger can own; `None` for any name.
     hosts: Option<Vec<String>>,
     /// Origins of pages that may send requests.
-    origins: AllowedOrigins,
+    origins: Vec<Arc<str>>,
 }
 
 impl Access {

@@ -8,7 +8,6 @@ mod settings;
 mod value;
 
 pub use networks::TrustedProxies;
-pub use origins::AllowedOrigins;
 pub use settings::{InForce, SETTINGS, Setting, is_connection_string, near_miss, nearest};
 
 use crate::error::ConfigError;
@@ -153,8 +152,9 @@ with_defaults! {
         /// Peers that speak for many clients: their connections are never closed to free slots, and what they say in
         /// `X-Forwarded-For` is believed.
         pub trusted_proxies: TrustedProxies = TrustedProxies::default(),
-        /// Origins whose pages may use the service from a browser (CORS). Any origin (`*`) needs a token.
-        pub allowed_origins: AllowedOrigins = AllowedOrigins::default(),
+        /// Origins whose pages may use the service from a browser (CORS), as browsers write them: `https://app.example`. Any
+        /// origin (`*`) needs a token.
+        pub allowed_origins: Vec<Arc<str>> = Vec::new(),
     }
 }
 
@@ -273,7 +273,7 @@ impl Config {
         ] {
             whole(&mut value, None, 1..=most).map_err(|line| problem(field, line))?;
         }
-        if self.limits.allowed_origins.find(b"*").is_some() && self.api_token.is_none() {
+        if self.limits.allowed_origins.contains(&"*".into()) && self.api_token.is_none() {
             return Err(problem(
                 "ALLOWED_ORIGINS",
                 "`*` needs API_TOKEN: without a token whoever can connect may do everything, and then any page that a \

@@ -5,7 +5,7 @@
 //! variable, its check, `userd --help` and the test that compares that page follow from the row.
 
 use super::Database::{self, Parts};
-use super::{AllowedOrigins, Config, TrustedProxies, value::*};
+use super::{Config, TrustedProxies, origins::origin, value::*};
 use crate::{error::ConfigError, secret};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -114,9 +114,9 @@ pub const SETTINGS: &[Setting] = &[
     setting("API_TOKEN_LOGIN_FILE", of_command, "File that holds that token"),
     setting("AUTH_ATTEMPTS", |c, text| whole(&mut c.auth_attempts, text, 0..=1_000_000),
         "Wrong passwords a minute from one peer for one e-mail address; 0 for any number"),
-    setting("ALLOWED_HOSTS", |c, text| hosts(&mut c.allowed_hosts, text),
+    setting("ALLOWED_HOSTS", |c, text| entries(&mut c.allowed_hosts, text, host_name),
         "Further host names that requests without a token may name; `*` for any"),
-    setting("ALLOWED_ORIGINS", |c, text| value(&mut c.limits.allowed_origins, text, str::parse, AllowedOrigins::to_string),
+    setting("ALLOWED_ORIGINS", |c, text| entries(&mut c.limits.allowed_origins, text, origin),
         "Origins whose pages may use the service from a browser (CORS); `*` for any, only with a token"),
     setting("UI", |c, text| word(&mut c.ui, text, &["auto", "true", "false"]),
         "The page for the browser, `/ui`: `true`, `false`, or `auto`: on loopback alone, without `TRUSTED_PROXIES`"),

@@ -122,17 +122,27 @@ pub(super) fn list<T>(text: &str, parse: impl Fn(&str) -> Result<T, String>) -> 
     entries.filter(|entry| !entry.is_empty()).map(parse).collect()
 }
 
-/// Names of hosts, or `*` for any.
-pub(super) fn hosts(field: &mut Vec<String>, text: Option<&str>) -> Shown {
-    let text = text.map_or_else(|| field.join(","), str::to_owned);
-    *field = list(&text, |entry| match entry {
-        name if name == "*" || is_host_name(name) => Ok(name.to_owned()),
-        _ => Err(format!(
-            "{entry:?} is no name of a host: write each name out in ASCII (xn--…), without scheme, port, path or wildcard, as \
-             in users.example,www.example; an IPv6 address needs no entry"
-        )),
-    })?;
-    Ok(Some(field.join(",")))
+/// A list of texts, each of which `parse` checks.
+pub(super) fn entries<T: AsRef<str>>(
+    field: &mut Vec<T>,
+    text: Option<&str>,
+    parse: impl Fn(&str) -> Result<T, String>,
+) -> Shown {
+    let shown = |entries: &[T]| entries.iter().map(AsRef::as_ref).collect::<Vec<_>>().join(",");
+    let text = text.map_or_else(|| shown(field), str::to_owned);
+    *field = list(&text, parse)?;
+    Ok(Some(shown(field)))
+}
+
+/// Parses the name of a host, or `*` for any.
+pub(super) fn host_name(entry: &str) -> Result<String, String> {
+    if entry == "*" || is_host_name(entry) {
+        return Ok(entry.to_owned());
+    }
+    Err(format!(
+        "{entry:?} is no name of a host: write each name out in ASCII (xn--…), without scheme, port, path or wildcard, as in \
+         users.example,www.example; an IPv6 address needs no entry"
+    ))
 }
 
 /// Returns whether a client can name a host so: labels of letters, digits, `_` and inner hyphens, and maybe a final dot.

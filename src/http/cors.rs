@@ -4,7 +4,6 @@
 //! Pure. Without `ALLOWED_ORIGINS` no field of a request is looked at.
 
 use super::{Method, Request, Response, is_token};
-use crate::config::AllowedOrigins;
 use std::sync::Arc;
 
 /// The fields that a page may read beside those that need no permission.
@@ -28,13 +27,13 @@ pub enum Cors {
 
 impl Cors {
     /// Returns the fields for a request with these fields.
-    pub fn of<'a>(origins: &AllowedOrigins, fields: impl Iterator<Item = (&'a str, &'a [u8])>) -> Cors {
+    pub fn of<'a>(origins: &[Arc<str>], fields: impl Iterator<Item = (&'a str, &'a [u8])>) -> Cors {
         if origins.is_empty() {
             return Cors::Off;
         }
         let mut fields = fields.filter(|(name, _)| name.eq_ignore_ascii_case("origin"));
         match (fields.next(), fields.next()) {
-            (Some((_, origin)), None) => match origins.find(origin) {
+            (Some((_, origin)), None) => match find(origins, origin) {
                 Some(entry) => Cors::Allowed(entry.clone()),
                 None => Cors::Varies,
             },
@@ -85,16 +84,25 @@ impl Cors {
     }
 }
 
+/// Returns the entry that allows an origin, as a browser names it.
+fn find<'a>(origins: &'a [Arc<str>], origin: &[u8]) -> Option<&'a Arc<str>> {
+    origins.iter().find(|allowed| ***allowed == *"*" || allowed.as_bytes() == origin)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn entries(origins: &str) -> Vec<Arc<str>> {
+        origins.split_whitespace().map(Arc::from).collect()
+    }
 
     /// Returns the fields that the answer to a request with these fields gets, beside `Allow`.
     fn added(origins: &str, method: Method, fields: &[(&str, &str)]) -> String {
         let request = Request::new(method, "/users", "");
         let request = fields.iter().fold(request, |request, (name, value)| request.with(*name, *value));
         let lines = request.lines().map(|(name, value)| (name, value.as_bytes()));
-        let cors = Cors::of(&origins.parse().unwrap(), lines);
+        let cors = Cors::of(&entries(origins), lines);
         let mut response = cors.permit(&request, Response::no_content().with("Allow", "GET, OPTIONS"));
         cors.add_to(&mut response);
         let fields = response.headers[1..].iter();
@@ -144,5 +152,27 @@ mod tests {
                 found.split("; ").find_map(|field| field.strip_prefix("Access-Control-Allow-Headers: "));
             assert_eq!(found, *expected, "{lists:?}");
         }
+    }
+
+    #[test]
+    fn origins_are_compared_exactly() {
+        let origins = entries("https://app.example http://a:81");
+        for (origin, entry) in [
+            ("https://app.example", Some("https://app.example")),
+            ("http://a:81", Some("http://a:81")),
+            ("http://app.example", None),
+            ("https://app.example:8443", None),
+            ("https://app.example.evil.example", None),
+            ("https://xapp.example", None),
+            ("null", None),
+            ("*", None),
+            ("", None),
+        ] {
+            assert_eq!(find(&origins, origin.as_bytes()).map(|entry| &**entry), entry, "{origin}");
+        }
+        let any = entries("*");
+        assert_eq!(find(&any, b"https://x.example").map(|entry| &**entry), Some("*"));
+        assert_eq!(find(&any, b"*"), find(&any, b"https://x.example"));
+        assert!(find(&[], b"*").is_none());
     }
 }
