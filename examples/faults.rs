@@ -15,7 +15,7 @@ pub fn main() -> Result<(), ureq::Error> {
     let server = TestServer::start();
     create(&server, "ada")?;
     server.reset();
-    server.fail(Fault::AnswerLost).on("POST", "/users").times(1);
+    server.fail(Fault::AnswerLost, "POST", "/users", 1);
     assert!(create(&server, "ada").is_err());
     assert_eq!(create(&server, "ada")?, "1");
     let tried = server.requests();
@@ -27,7 +27,7 @@ pub fn main() -> Result<(), ureq::Error> {
         ureq::get(server.url("/users?id=2&id=1")).call()?.body_mut().read_json::<serde_json::Value>()?;
     assert_eq!(both["data"][1]["name"], "grace");
     server.restore("one_user");
-    server.fail(Fault::Unavailable).on("GET", "/users/1").times(2);
+    server.fail(Fault::Unavailable, "GET", "/users/1", 2);
     assert!(ureq::get(server.url("/users/1")).call().is_err());
     server.fail_none();
     ureq::get(server.url("/users/1")).call()?;

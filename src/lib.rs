@@ -87,15 +87,11 @@
 //! - `tls`: TLS to the database. Without it, a setting that requires TLS is refused at start.
 //! - `command`: the binary `userd`. What the library documents is the same without it.
 #![warn(missing_docs)]
-#![cfg_attr(
-    not(all(feature = "command", feature = "testing", feature = "tls")),
-    allow(dead_code, unused_imports)
-)]
+#![cfg_attr(not(all(feature = "command", feature = "tls")), allow(dead_code, unused_imports))]
 
 /// The documents' Rust compiles.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-#[doc = include_str!("../docs/testing.md")]
+#[doc = concat!(include_str!("../README.md"), include_str!("../docs/testing.md"))]
 struct Documents;
 
 mod app;

@@ -28,10 +28,9 @@ impl Args {
                 "no argument is a connection string: DATABASE_URL names the database",
             ));
         }
-        if let Some(option) = arguments.iter().find_map(|argument| unexpanded(argument)) {
-            return Err(Failure::usage(format!(
-                "a shell does not expand the ~ behind '=': write {option}=\"$HOME/…\""
-            )));
+        let is_home = |text: &str| text.starts_with("--") && (text.ends_with("=~") || text.contains("=~/"));
+        if arguments.iter().any(|argument| is_home(&argument.to_string_lossy())) {
+            return Err(Failure::usage("a shell does not expand the ~ behind '=': write \"$HOME/…\""));
         }
         let mut matches = match command().try_get_matches_from(&arguments) {
             Ok(matches) => matches,
@@ -88,22 +87,12 @@ impl Args {
         match self.value(commands::FORMAT) {
             Some(format) if format == "csv" => Some(Format::Csv),
             Some(_) => Some(Format::Ndjson),
-            None => self.file().and_then(format_of),
+            None => {
+                let extension = self.file().and_then(Path::extension);
+                extension.filter(|end| end.eq_ignore_ascii_case("csv")).map(|_| Format::Csv)
+            }
         }
     }
-}
-
-/// Returns the option of an argument whose value begins with the name of a home directory, which a shell would have expanded
-/// elsewhere.
-fn unexpanded(argument: &OsString) -> Option<&str> {
-    let (option, value) = argument.to_str()?.split_once('=')?;
-    (option.starts_with("--") && (value == "~" || value.starts_with("~/"))).then_some(option)
-}
-
-/// Returns CSV if a file's name ends in `.csv`.
-pub fn format_of(file: &Path) -> Option<Format> {
-    let is_csv = file.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv"));
-    is_csv.then_some(Format::Csv)
 }
 
 /// Returns clap's message about arguments. A stray argument may be a secret: it is not repeated.
@@ -113,13 +102,12 @@ fn problem(mut error: Error, arguments: &[OsString]) -> String {
         ErrorKind::InvalidSubcommand => ContextKind::InvalidSubcommand,
         _ => ContextKind::InvalidValue,
     };
-    let named = [ContextKind::InvalidSubcommand, ContextKind::InvalidArg].map(|kind| error.get(kind));
-    let named = named.map(|argument| argument.map(ToString::to_string));
-    let mut behind =
-        arguments.windows(2).filter(|pair| pair[0] == commands::EMBEDDED.id()).map(|pair| &pair[1]);
-    let is_stray =
-        |argument: &str| !argument.starts_with('-') && named.iter().flatten().any(|named| named == argument);
-    if behind.any(|next| next.to_str().is_some_and(is_stray) && command().find_subcommand(next).is_none()) {
+    let is_stray = |kind| {
+        let named = error.get(kind).map(ToString::to_string);
+        named.is_some_and(|named| !named.starts_with('-') && command().find_subcommand(&named).is_none())
+    };
+    let has_embedded = arguments.iter().any(|argument| argument == commands::EMBEDDED.id());
+    if has_embedded && (is_stray(ContextKind::InvalidSubcommand) || is_stray(ContextKind::InvalidArg)) {
         return "a directory stands behind '=': --embedded=DIR".to_owned();
     }
     // clap reports a missing value as an empty one.
@@ -174,7 +162,7 @@ mod tests {
 
     #[test]
     fn directories_that_no_option_gets() {
-        let home = "a shell does not expand the ~ behind '=': write --";
+        let home = "a shell does not expand the ~ behind '=': write";
         for (line, expected) in [
             ("--embedded=~/x", home),
             ("--embedded=~", home),

@@ -12,6 +12,9 @@ use std::path::PathBuf;
 /// Options that stand for variables, and have their help.
 pub const VARIABLES: [(Opt, &str); 3] = [(HOST, "HOST"), (PORT, "PORT"), (POSTGRES, "POSTGRES_BIN")];
 
+/// Name of the subcommand whose own failures have exit codes of their own.
+pub const TEST: &str = "test";
+
 /// Columns of the help.
 const HELP_COLUMNS: usize = 100;
 
@@ -28,7 +31,7 @@ import is left. 141: the reader of an export's standard output has closed it.";
 
 /// Declares the subcommands, and the table of each one's name, operand and help. `a|b`: the operand is one of these words.
 macro_rules! verbs {
-    ($($verb:ident $name:literal $operand:literal: $about:literal;)+) => {
+    ($($verb:ident $name:tt $operand:literal: $about:literal;)+) => {
         /// A subcommand, or the service itself.
         #[derive(Clone, Copy, PartialEq)]
         pub enum Verb { Service, $($verb,)+ }
@@ -48,7 +51,7 @@ verbs! {
         meanwhile";
     Grants "grants" "ROLE": "print the GRANT statements that ROLE needs to run the service on tables that another \
         role owns";
-    Test "test" "[COMMAND]": "run COMMAND, as in `userd test -- pytest -q`, beside a service that is thrown away: \
+    Test TEST "[COMMAND]": "run COMMAND, as in `userd test -- pytest -q`, beside a service that is thrown away: \
         USERD_URL, USERD_CONTROL and USERD_DATABASE_URL say where; without COMMAND print them, and serve until \
         standard input ends";
     Config "config" "": "print the settings in force and where each comes from, without secrets";
@@ -91,7 +94,9 @@ options! {
     POSTGRES "--postgres": [Service] "=POSTGRES_BIN" "";
     SEED "--seed": [Test] "=FILE" "begin with the users of FILE, as userd import reads it; CSV if it ends in .csv";
     SET "--set": [Test] "=NAME=VALUE" "a setting of the service, which reads no variable; may be given several times";
-    HOST "--host": [Service Config Healthcheck Test] "=HOST" "";
+    HOST "--host":
+        [Service Config Healthcheck] "=HOST" "";
+        [Test] "=HOST" "Address or name to listen on: `localhost` is 127.0.0.1 and ::1, `0.0.0.0` lets other machines in";
     PORT "--port": [Service Config Healthcheck Test] "=PORT" "";
     UNTIL_SIGNAL "--until-signal": [Test] "" "without COMMAND: serve until a signal, not until standard input ends";
     CONTROL "--control": [Test] "=NAME" "with --until-signal: path of the controls, of 16 characters at least \
@@ -137,7 +142,7 @@ pub fn command() -> Command {
         .mut_arg(POSTGRES.0, |arg| arg.requires(EMBEDDED.0))
         .mut_arg(ENV_FILE.0, |arg| arg.global(true))
         .subcommands(VERBS.iter().map(subcommand))
-        .mut_subcommand("test", |test| {
+        .mut_subcommand(TEST, |test| {
             let command = |arg: Arg| arg.last(true).num_args(1..).value_parser(OsStringValueParser::new());
             test.mut_arg(OPERAND.0, command)
                 .mut_arg(UNTIL_SIGNAL.0, |arg| arg.conflicts_with(OPERAND.0))
@@ -179,7 +184,7 @@ fn options(verb: Verb) -> impl Iterator<Item = Arg> {
 fn option(name: &'static str, value: &'static str, help: &'static str) -> Arg {
     let value_name = value.trim_matches(['[', '=', ']']);
     let setting = SETTINGS.iter().find(|setting| setting.variable == value_name);
-    let help = setting.map_or(help, |setting| setting.help);
+    let help = setting.filter(|_| help.is_empty()).map_or(help, |setting| setting.help);
     let arg = Arg::new(name).long(&name[2..]).help(help);
     if value.is_empty() {
         return arg.action(ArgAction::SetTrue);

@@ -7,24 +7,13 @@ use super::{
     commands::{self, VARIABLES},
     env_file,
 };
-use crate::config::{SETTINGS, near_miss};
+use crate::config::{SETTINGS, Scope, near_miss};
 use crate::{Config, ConfigError, Database};
 use listenfd::ListenFd;
-use log::LevelFilter;
-use std::collections::BTreeMap;
-use std::sync::{Arc, OnceLock};
-use std::{env, ffi::OsString, os::fd::OwnedFd};
+use std::{env, ffi::OsString, os::fd::OwnedFd, sync::Arc};
 
 const SSL_IS_OFF: &str = "has no effect: TLS to the database is on with the exact text `true`, and beside DATABASE_URL \
                           as its sslmode says";
-
-/// The settings of `userd test`, which reads no variable.
-static GIVEN: OnceLock<BTreeMap<String, OsString>> = OnceLock::new();
-
-/// Takes settings instead of the environment from now on.
-pub fn replace(settings: BTreeMap<String, OsString>) {
-    GIVEN.get_or_init(|| settings);
-}
 
 /// Sets the variables that options stand for, and those of `--env-file` that the environment lacks. To be called while
 /// this is the only thread.
@@ -57,26 +46,15 @@ pub fn config(args: &Args) -> Result<Config, ConfigError> {
 
 /// Returns a look-up of the variables. With `--embedded` those that say which database is used have no effect.
 pub fn lookup(args: &Args) -> impl Fn(&str) -> Option<OsString> + use<> {
-    let variables = SETTINGS.iter().map(|setting| setting.variable);
-    let of_database = variables.take_while(|name| *name != "DB_POOL_SIZE");
-    let ignored: Vec<_> = of_database.filter(|_| args.has(commands::EMBEDDED)).collect();
+    let of_database = SETTINGS.iter().filter(|setting| setting.scope == Scope::Database);
+    let names = of_database.map(|setting| setting.variable).filter(|name| *name != "POSTGRES_BIN");
+    let ignored: Vec<_> = names.filter(|_| args.has(commands::EMBEDDED)).collect();
     move |name| value(name).filter(|_| !ignored.contains(&name))
 }
 
 /// Returns the value of a variable. An empty one counts as unset.
 pub fn value(name: &str) -> Option<OsString> {
-    let value = GIVEN.get().map_or_else(|| env::var_os(name), |given| given.get(name).cloned());
-    value.filter(|value| !value.is_empty())
-}
-
-/// Returns the level of the log. [`config`] checks the variable.
-pub fn log_level() -> LevelFilter {
-    value("LOG_LEVEL").and_then(|level| level.to_str()?.parse().ok()).unwrap_or(LevelFilter::Info)
-}
-
-/// Returns whether the lines of the log are JSON.
-pub fn logs_json() -> bool {
-    value("LOG_FORMAT").is_some_and(|format| format == "json")
+    env::var_os(name).filter(|value| !value.is_empty())
 }
 
 /// Returns a line for each variable that may not do what a person expects of it: `DB_SSL` that leaves TLS off, and a name

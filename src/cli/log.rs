@@ -8,15 +8,16 @@ use log::kv::{Key, Value};
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use nix::sys::stat::fstat;
 use simplelog::{ConfigBuilder, WriteLogger};
+use std::ffi::OsString;
 use std::fmt::{self, Write as _};
-use std::io::{self, Write};
+use std::io::{self, LineWriter, Write};
 use std::sync::{
-    LazyLock,
+    LazyLock, OnceLock,
     atomic::{AtomicUsize, Ordering::SeqCst},
     mpsc,
 };
 use std::time::{Duration, Instant};
-use std::{mem, panic, thread};
+use std::{panic, thread};
 use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::format_description};
 
 /// Pause between two writes, in which lines gather under load. It bounds how often the thread is woken.
@@ -34,10 +35,14 @@ static WAITING_BYTES: AtomicUsize = AtomicUsize::new(0);
 /// Number of lines that were dropped and are not reported yet.
 static DROPPED_LINES: AtomicUsize = AtomicUsize::new(0);
 
+/// True if the lines of the log on standard error are JSON; empty if there is no log there.
+pub static IS_JSON: OnceLock<bool> = OnceLock::new();
+
 /// True if standard error is a stream of systemd's journal, for a log in text. A shell may have redirected it, which leaves
 /// the variable as it was.
 static IS_JOURNAL: LazyLock<bool> = LazyLock::new(|| {
-    let stream = environment::value("JOURNAL_STREAM").filter(|_| !environment::logs_json());
+    let is_text = environment::value("LOG_FORMAT").is_none_or(|format| format != "json");
+    let stream = environment::value("JOURNAL_STREAM").filter(|_| is_text);
     fstat(io::stderr()).is_ok_and(|found| stream == Some(format!("{}:{}", found.st_dev, found.st_ino).into()))
 });
 
@@ -49,16 +54,24 @@ const VALUES: [&str; 8] =
 const TIME: &[BorrowedFormatItem] =
     format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z");
 
+/// Returns the value of a variable.
+type Lookup<'a> = &'a dyn Fn(&str) -> Option<OsString>;
+
 /// Logs on standard error, as [`log_to`] does.
-pub fn log_to_stderr() -> Result<(), Failure> {
+pub fn log_to_stderr(lookup: Lookup) -> Result<(), Failure> {
     // There is no other place to report that standard error is closed.
-    log_to(|text| _ = io::stderr().write_all(text))
+    let is_json = log_to(lookup, |text| _ = io::stderr().write_all(text))?;
+    IS_JSON.get_or_init(|| is_json);
+    Ok(())
 }
 
 /// Logs userd's own lines alone: other crates log statements with their parameters, passwords among them. The settings say
-/// which lines, and whether each one is an object with `time`, `level`, `message`, and the values that the line has.
-pub fn log_to(mut write: impl FnMut(&[u8]) + Send + 'static) -> Result<(), Failure> {
-    let (level, is_json) = (environment::log_level(), environment::logs_json());
+/// which lines, and whether each one is an object with `time`, `level`, `message`, and the values that the line has. Returns
+/// whether it is.
+pub fn log_to(lookup: Lookup, mut write: impl FnMut(&[u8]) + Send + 'static) -> Result<bool, Failure> {
+    let level = lookup("LOG_LEVEL").and_then(|level| level.to_str()?.parse().ok());
+    let level = level.unwrap_or(LevelFilter::Info);
+    let is_json = lookup("LOG_FORMAT").is_some_and(|format| format == "json");
     let (lines, gathered) = mpsc::channel::<Vec<u8>>();
     spawn("log", move || {
         while let Ok(mut text) = gathered.recv() {
@@ -81,14 +94,14 @@ pub fn log_to(mut write: impl FnMut(&[u8]) + Send + 'static) -> Result<(), Failu
     } else {
         config.set_time_format_custom(TIME);
     }
-    let lines = WriteLogger::new(level, config.build(), LogLine { lines, bytes: Vec::new() });
+    let lines = WriteLogger::new(level, config.build(), LineWriter::new(Lines(lines)));
     log::set_max_level(level);
     // Setting a logger fails only if there is one already.
     let _ = log::set_boxed_logger(Box::new(Logger { is_json, lines }));
     if has_own_form {
         panic::set_hook(Box::new(|panic| log::error!("{panic}")));
     }
-    Ok(())
+    Ok(is_json)
 }
 
 /// Returns lines for standard error. If that is the journal, each line begins with its priority, as in sd-daemon(3).
@@ -107,7 +120,7 @@ pub fn with_priority(level: Level, text: String) -> String {
 
 struct Logger {
     is_json: bool,
-    lines: Box<WriteLogger<LogLine>>,
+    lines: Box<WriteLogger<LineWriter<Lines>>>,
 }
 
 impl Log for Logger {
@@ -129,27 +142,20 @@ impl Log for Logger {
     }
 }
 
-/// A line, which simplelog writes in many pieces, under a lock.
-struct LogLine {
-    lines: mpsc::Sender<Vec<u8>>,
-    bytes: Vec<u8>,
-}
+/// The way to the thread that writes.
+struct Lines(mpsc::Sender<Vec<u8>>);
 
-impl Write for LogLine {
-    /// Passes a whole line on to the thread that writes, unless too many wait.
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.bytes.extend_from_slice(bytes);
-        if bytes.ends_with(b"\n") {
-            let line = mem::replace(&mut self.bytes, Vec::with_capacity(USUAL_BYTES));
-            if WAITING_BYTES.load(SeqCst) > MAX_BYTES {
-                DROPPED_LINES.fetch_add(1, SeqCst);
-            } else {
-                WAITING_BYTES.fetch_add(line.len(), SeqCst);
-                // Sending does not fail: the receiving thread ends with the process.
-                let _ = self.lines.send(line);
-            }
+impl Write for Lines {
+    /// Passes lines on, unless too many wait.
+    fn write(&mut self, lines: &[u8]) -> io::Result<usize> {
+        if WAITING_BYTES.load(SeqCst) > MAX_BYTES {
+            DROPPED_LINES.fetch_add(1, SeqCst);
+        } else {
+            WAITING_BYTES.fetch_add(lines.len(), SeqCst);
+            // Sending does not fail: the receiving thread ends with the process.
+            let _ = self.0.send(lines.to_vec());
         }
-        Ok(bytes.len())
+        Ok(lines.len())
     }
 
     /// Does nothing: the thread writes the lines.
@@ -222,10 +228,9 @@ mod tests {
     #[test]
     fn lines_beyond_the_bound_are_counted() {
         let (lines, gathered) = mpsc::channel();
-        let mut lines = LogLine { lines, bytes: Vec::new() };
+        let mut lines = LineWriter::new(Lines(lines));
         for expected in [0, 1, 2] {
-            lines.write_all(&[b'x'; MAX_BYTES]).unwrap();
-            lines.write_all(b"\n").unwrap();
+            lines.write_all(&[[b'x'; MAX_BYTES].as_slice(), b"\n"].concat()).unwrap();
             assert_eq!(DROPPED_LINES.load(SeqCst), expected);
         }
         assert_eq!(gathered.try_iter().map(|line| line.len()).collect::<Vec<_>>(), [MAX_BYTES + 1]);

@@ -28,7 +28,7 @@ use std::{env, process::ExitCode};
 pub fn run() -> ExitCode {
     signals::reset();
     let done = Args::parse(env::args_os()).and_then(|args| args.map_or(Ok(()), execute));
-    let is_test = env::args_os().nth(1).is_some_and(|verb| verb == "test");
+    let is_test = env::args_os().nth(1).is_some_and(|verb| verb == commands::TEST);
     let failure = done.err().unwrap_or_default();
     let Failure { code, line } = if is_test { test::failed(failure) } else { failure };
     report(&line);
@@ -38,7 +38,7 @@ pub fn run() -> ExitCode {
 /// Says why the process ends, if `line` is not empty: on standard error, or in the log of a service if it is in JSON. Blocks
 /// until the log is written.
 fn report(line: &str) {
-    let is_logged = environment::logs_json() && ::log::log_enabled!(Level::Error);
+    let is_logged = log::IS_JSON.get() == Some(&true) && ::log::log_enabled!(Level::Error);
     if is_logged && !line.is_empty() {
         ::log::error!("{line}");
     }

@@ -10,7 +10,7 @@ const BROKEN: &str = "nothing could be served any more; the log says why, start 
 
 /// Runs the service until a signal ends it.
 pub fn serve(args: &Args) -> Result<(), Failure> {
-    log_to_stderr()?;
+    log_to_stderr(&environment::value)?;
     let mut config = environment::config(args).map_err(Failure::usage)?;
     config.sockets = environment::passed_sockets()?;
     server::check_system(&config)?;

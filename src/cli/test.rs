@@ -1,10 +1,9 @@
 //! `userd test`: runs a command beside a service that is thrown away, or serves for a harness.
 
-use super::arguments::{Args, format_of};
+use super::arguments::Args;
 use super::log::{log_to, log_to_stderr};
-use super::{Failure, commands, environment, import::unreadable, signals};
-use crate::testing::{self, Services, check_setting};
-use crate::transfer::Format;
+use super::{Failure, commands, import::unreadable, signals};
+use crate::testing::{self, Services};
 use nix::errno::Errno;
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{SigSet, Signal, kill};
@@ -17,17 +16,17 @@ use signal_hook::low_level::siginfo::Cause;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
-use std::net::IpAddr;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::atomic::Ordering::SeqCst;
-use std::{fs, mem, path::Path, thread};
+use std::{fs, path::Path, thread};
 
 /// Exit code of a failure that is not COMMAND's.
 const FAILED: u8 = 125;
 
-/// Variables of COMMAND: where the service is, its controls and its database.
-const VARIABLES: [&str; 3] = ["USERD_URL", "USERD_CONTROL", "USERD_DATABASE_URL"];
+/// Variables of COMMAND: where the service is, its controls and its database; and their names in what the service tells.
+const VARIABLES: [(&str, &str); 3] =
+    [("USERD_URL", "url"), ("USERD_CONTROL", "control"), ("USERD_DATABASE_URL", "databaseUrl")];
 
 /// Signals that are passed on to COMMAND.
 const PASSED_ON: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
@@ -35,21 +34,21 @@ const PASSED_ON: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]
 /// The least length of the path of `--control`.
 const LEAST_NAME: usize = 16;
 
-/// Bytes of the log that are kept for a COMMAND that fails.
-const MAX_KEPT: usize = 8 << 10;
+/// Lines of the log that are kept for a COMMAND that fails.
+const MAX_KEPT: usize = 50;
 
 /// The end of the log.
-static KEPT: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+static KEPT: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 /// Runs COMMAND to its end, or serves until the parent, standard input or a signal ends the process.
 pub fn test(args: &Args) -> Result<(), Failure> {
     let command = args.command();
     let until_signal = args.has(commands::UNTIL_SIGNAL);
     let (name, settings) = (name(args)?, settings(args)?);
-    environment::replace(settings.clone());
+    let lookup = |name: &str| settings.get(name).cloned();
     if command.is_empty() {
         signals::end_service()?;
-        log_to_stderr()?;
+        log_to_stderr(&lookup)?;
         if !until_signal {
             ends_with("input", read_input)?;
             // The kernel would report the end of the thread that has started this process, not of the parent.
@@ -61,23 +60,15 @@ pub fn test(args: &Args) -> Result<(), Failure> {
             })?;
         }
     } else {
-        log_to(keep)?;
+        log_to(&lookup, keep)?;
     }
-    let config = testing::config(|name| settings.get(name).cloned()).map_err(Failure::usage)?;
-    let file = args.value(commands::SEED).map(read).transpose()?;
-    let users = file.as_ref().map(|(users, format)| (users.as_slice(), *format));
-    let services = Services::start(&config, users, name).map_err(Failure::runtime)?;
-    let urls = VARIABLES.into_iter().zip(services.urls());
-    let done = if command.is_empty() {
-        let is_loopback = |host: &str| host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback());
-        let is_reached = !until_signal || config.host == "localhost" || is_loopback(&config.host);
-        serve(urls.take(if is_reached { 3 } else { 2 }))
-    } else {
-        run(&command, urls).inspect_err(|_| explain(&services))
-    };
-    // Requests in flight have no client any more. The database is dropped later: by the next process, or with the cluster.
-    mem::forget(services);
-    done
+    let config = testing::config(&settings, true).map_err(Failure::usage)?;
+    let read = |file| fs::read(file).map_err(|error| unreadable(file, error));
+    let users = args.value(commands::SEED).map(read).transpose()?;
+    let services = Services::start(&config, users.as_deref(), name).map_err(Failure::runtime)?;
+    let about = services.about();
+    let urls = VARIABLES.into_iter().filter_map(|(name, key)| Some((name, about[key].as_str()?)));
+    if command.is_empty() { serve(urls) } else { run(&command, urls).inspect_err(|_| explain(services)) }
 }
 
 /// Returns a failure of `userd test` itself as one line, with its exit code; that of COMMAND has no line.
@@ -105,7 +96,6 @@ fn settings(args: &Args) -> Result<BTreeMap<String, OsString>, Failure> {
         let pair = pair.to_string_lossy();
         let (name, value) =
             pair.split_once('=').ok_or_else(|| Failure::usage("--set: it has the form NAME=VALUE"))?;
-        check_setting(name, true).map_err(|problem| Failure::usage(format!("--set: {problem}")))?;
         settings.insert(name.to_owned(), value.into());
     }
     for (option, name) in commands::VARIABLES {
@@ -115,21 +105,13 @@ fn settings(args: &Args) -> Result<BTreeMap<String, OsString>, Failure> {
         return Err(Failure::usage("HOST: a service of a test listens on a TCP port"));
     }
     if args.has(commands::ENV_FILE) {
-        return Err(Failure::usage(
-            "--env-file has no effect on a service of a test: --set gives it a setting",
-        ));
+        return Err(Failure::usage("--env-file has no effect on it: --set gives it a setting"));
     }
     Ok(settings)
 }
 
-/// Reads the file of `--seed`.
-fn read(file: &Path) -> Result<(Vec<u8>, Format), Failure> {
-    let users = fs::read(file).map_err(|error| unreadable(file, error))?;
-    Ok((users, format_of(file).unwrap_or(Format::Ndjson)))
-}
-
 /// Prints the variables, and blocks until the process is to end.
-fn serve(variables: impl Iterator<Item = (&'static str, String)>) -> Result<(), Failure> {
+fn serve<'a>(variables: impl Iterator<Item = (&'static str, &'a str)>) -> Result<(), Failure> {
     signals::HAS_WORK.store(true, SeqCst);
     let lines: String = variables.map(|(name, value)| format!("{name}={value}\n")).collect();
     // A harness may have closed standard output.
@@ -163,7 +145,7 @@ fn ends_with(name: &str, wait: impl FnOnce() + Send + 'static) -> Result<(), Fai
 /// Keeps the end of the log.
 fn keep(text: &[u8]) {
     let mut kept = KEPT.lock();
-    kept.extend_from_slice(text);
+    kept.extend(String::from_utf8_lossy(text).split_inclusive('\n').map(str::to_owned));
     let surplus = kept.len().saturating_sub(MAX_KEPT);
     kept.drain(..surplus);
 }
@@ -171,21 +153,18 @@ fn keep(text: &[u8]) {
 /// Writes what may explain a failure of COMMAND to standard error.
 fn explain(services: &Services) {
     log::logger().flush();
-    let (requests, lines) = (services.last_requests(), KEPT.lock());
-    let is_whole = lines.len() < MAX_KEPT;
-    let first = lines.iter().position(|byte| *byte == b'\n').map_or(0, |end| end + 1);
-    let lines = String::from_utf8_lossy(&lines[if is_whole { 0 } else { first }..]);
-    for (what, lines) in [("last requests", &*requests), ("last lines of the log", lines.trim_end())] {
+    let (requests, lines) = (services.last_requests(), KEPT.lock().concat());
+    for (what, lines) in [("last requests", requests), ("last lines of the log", lines)] {
         if !lines.is_empty() {
-            let _ = writeln!(io::stderr(), "userd: {what}:\n{lines}");
+            let _ = write!(io::stderr(), "userd: {what}:\n{lines}");
         }
     }
 }
 
 /// Runs COMMAND to its end. Its exit code is that of the failure, unless it is 0.
-fn run(
+fn run<'a>(
     command: &[&OsString],
-    variables: impl Iterator<Item = (&'static str, String)>,
+    variables: impl Iterator<Item = (&'static str, &'a str)>,
 ) -> Result<(), Failure> {
     let program = Path::new(command[0]).display();
     let code = execute(command, variables).map_err(|error| {
@@ -196,7 +175,10 @@ fn run(
 }
 
 /// Runs COMMAND to its end. Returns its exit code; an error if it cannot be executed.
-fn execute(command: &[&OsString], variables: impl Iterator<Item = (&'static str, String)>) -> io::Result<u8> {
+fn execute<'a>(
+    command: &[&OsString],
+    variables: impl Iterator<Item = (&'static str, &'a str)>,
+) -> io::Result<u8> {
     // A signal that comes before COMMAND runs waits for it.
     let mut signals = SignalsInfo::<WithOrigin>::new(signals::heeded(PASSED_ON))?;
     let parent = Pid::this();

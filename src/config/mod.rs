@@ -8,7 +8,7 @@ mod settings;
 mod value;
 
 pub use networks::TrustedProxies;
-pub use settings::{InForce, SETTINGS, Setting, is_connection_string, near_miss, nearest};
+pub use settings::{InForce, SETTINGS, Scope, Setting, is_connection_string, near_miss, nearest};
 
 use crate::error::ConfigError;
 use crate::secret::Secret;

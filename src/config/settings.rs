@@ -17,14 +17,27 @@ pub struct Setting {
     pub variable: &'static str,
     /// The meaning of the variable, in a line.
     pub help: &'static str,
+    /// The part of the program that the variable concerns.
+    pub scope: Scope,
     access: Access,
+}
+
+/// A part of the program that a setting concerns.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Scope {
+    /// The choice of the database, and the programs of a private one.
+    Database,
+    /// The machine: address, paths, sessions, log.
+    Machine,
+    /// The requests and limits of one service, and its port.
+    Service,
 }
 
 /// Reads a text into the field of a configuration, or checks the field if there is no text.
 type Access = fn(&mut Config, Option<&str>) -> Shown;
 
-const fn setting(variable: &'static str, access: Access, help: &'static str) -> Setting {
-    Setting { variable, help, access }
+const fn setting(variable: &'static str, scope: Scope, access: Access, help: &'static str) -> Setting {
+    Setting { variable, help, scope, access }
 }
 
 /// The outcome for a part of the database's address beside a connection string, and for the port beside a Unix socket.
@@ -39,94 +52,94 @@ const MAX_MEMORY: usize = match 1_usize.checked_shl(40) {
 /// Every variable, in the order of `userd --help` and of docs/configuration.md. A row applies after those above it.
 #[rustfmt::skip]
 pub const SETTINGS: &[Setting] = &[
-    setting("DATABASE_URL", |c, text| secret(&mut c.database, text.filter(|text| !matches!(text.trim(), "\"\"" | "''"))),
+    setting("DATABASE_URL", Scope::Database, |c, text| secret(&mut c.database, text.filter(|text| !matches!(text.trim(), "\"\"" | "''"))),
         "Connection string as libpq takes it; used instead of `DB_HOST` to `DB_SSL_CA`"),
-    setting("DATABASE_URL_FILE", of_command, "File that holds the connection string"),
-    setting("DB_HOST", |c, text| if let Parts { host: field, .. } = &mut c.database { host(field, text) } else { NO_EFFECT },
+    setting("DATABASE_URL_FILE", Scope::Database, of_command, "File that holds the connection string"),
+    setting("DB_HOST", Scope::Database, |c, text| if let Parts { host: field, .. } = &mut c.database { host(field, text) } else { NO_EFFECT },
         "Database host, or the directory of a Unix socket"),
-    setting("DB_PORT", |c, text| if let Parts { port, .. } = &mut c.database { whole(port, text, 1..=65_535) } else { NO_EFFECT },
+    setting("DB_PORT", Scope::Database, |c, text| if let Parts { port, .. } = &mut c.database { whole(port, text, 1..=65_535) } else { NO_EFFECT },
         "Database port"),
-    setting("DB_NAME", |c, text| if let Parts { name, .. } = &mut c.database { string(name, text) } else { NO_EFFECT },
+    setting("DB_NAME", Scope::Database, |c, text| if let Parts { name, .. } = &mut c.database { string(name, text) } else { NO_EFFECT },
         "Database name"),
-    setting("DB_USER", |c, text| if let Parts { user, .. } = &mut c.database { string(user, text) } else { NO_EFFECT },
+    setting("DB_USER", Scope::Database, |c, text| if let Parts { user, .. } = &mut c.database { string(user, text) } else { NO_EFFECT },
         "Database user"),
-    setting("DB_PASS", |c, text| if let Parts { password, .. } = &mut c.database { secret(password, text) } else { NO_EFFECT },
+    setting("DB_PASS", Scope::Database, |c, text| if let Parts { password, .. } = &mut c.database { secret(password, text) } else { NO_EFFECT },
         "Database password"),
-    setting("DB_PASS_FILE", of_command, "File that holds the database password"),
-    setting("DB_SSL", |c, text| if let Parts { ssl, .. } = &mut c.database { exactly(ssl, text, "true") } else { NO_EFFECT },
+    setting("DB_PASS_FILE", Scope::Database, of_command, "File that holds the database password"),
+    setting("DB_SSL", Scope::Database, |c, text| if let Parts { ssl, .. } = &mut c.database { exactly(ssl, text, "true") } else { NO_EFFECT },
         "TLS to the database, on only when exactly `true`; certificate and host name are verified"),
-    setting("DB_SSL_CA", |c, text| path(&mut c.db_ssl_ca, text),
+    setting("DB_SSL_CA", Scope::Database, |c, text| path(&mut c.db_ssl_ca, text),
         "PEM file of the authorities that `DB_SSL` trusts instead of the system's"),
-    setting("DB_POOL_SIZE", |c, text| whole(&mut c.db_pool_size, text, 1..=1000),
+    setting("DB_POOL_SIZE", Scope::Machine, |c, text| whole(&mut c.db_pool_size, text, 1..=1000),
         "Most connections to the database"),
-    setting("DB_CONNECT_TIMEOUT", |c, text| seconds(&mut c.db_connect_timeout, text, 0.001),
+    setting("DB_CONNECT_TIMEOUT", Scope::Machine, |c, text| seconds(&mut c.db_connect_timeout, text, 0.001),
         "Seconds that start-up waits for the database"),
-    setting("DB_ACQUIRE_TIMEOUT", |c, text| seconds(&mut c.db_acquire_timeout, text, 0.001),
+    setting("DB_ACQUIRE_TIMEOUT", Scope::Machine, |c, text| seconds(&mut c.db_acquire_timeout, text, 0.001),
         "Seconds that a request waits for a free connection"),
-    setting("DB_PREPARED", |c, text| word(&mut c.db_prepared, text, &["true", "false"]),
+    setting("DB_PREPARED", Scope::Machine, |c, text| word(&mut c.db_prepared, text, &["true", "false"]),
         "`false` behind a pooler in transaction mode: sessions hold no state; unset, a start looks for one"),
-    setting("PGPASSWORD", |c, text| secret(&mut c.pg_password, text),
+    setting("PGPASSWORD", Scope::Database, |c, text| secret(&mut c.pg_password, text),
         "Database password if the settings above have none"),
-    setting("HOST", |c, text| host(&mut c.host, text),
+    setting("HOST", Scope::Machine, |c, text| host(&mut c.host, text),
         "Address or name to listen on: `localhost` is 127.0.0.1 and ::1, `0.0.0.0` lets other machines in; or `unix:/path`"),
-    setting("PORT", |c, text| if c.host.starts_with("unix:") { NO_EFFECT } else { whole(&mut c.port, text, 0..=65_535) },
+    setting("PORT", Scope::Service, |c, text| if c.host.starts_with("unix:") { NO_EFFECT } else { whole(&mut c.port, text, 0..=65_535) },
         "Port to listen on; 0 takes a free one and prints it"),
-    setting("NODE_ENV", |c, text| exactly(&mut c.production, text, "production"),
+    setting("NODE_ENV", Scope::Service, |c, text| exactly(&mut c.production, text, "production"),
         "`production`: code that reads a relation which was not loaded fetches it; else that is an error. No request does so"),
-    setting("WORKERS", |c, text| whole(&mut c.workers, text, 1..=1000),
+    setting("WORKERS", Scope::Service, |c, text| whole(&mut c.workers, text, 1..=1000),
         "Threads that execute requests, no more than `DB_POOL_SIZE`; two more receive requests, others hash"),
-    setting("SCHEMA", |c, text| word(&mut c.schema, text, &["basic", "strict"]),
+    setting("SCHEMA", Scope::Service, |c, text| word(&mut c.schema, text, &["basic", "strict"]),
         "Create schema: `basic`, or `strict` (password required)"),
-    setting("VALIDATION", |c, text| word(&mut c.validation, text, &["declarative", "parser"]),
+    setting("VALIDATION", Scope::Service, |c, text| word(&mut c.validation, text, &["declarative", "parser"]),
         "`declarative` (invalid bodies get 400) or `parser` (422)"),
-    setting("MAX_PER_PAGE", |c, text| whole(&mut c.max_per_page, text, 1..=1_000_000),
+    setting("MAX_PER_PAGE", Scope::Service, |c, text| whole(&mut c.max_per_page, text, 1..=1_000_000),
         "Largest `perPage`; the default, 15, is no larger"),
-    setting("MAX_BODY_BYTES", |c, text| whole(&mut c.limits.max_body_bytes, text, 1..=1 << 30),
+    setting("MAX_BODY_BYTES", Scope::Service, |c, text| whole(&mut c.limits.max_body_bytes, text, 1..=1 << 30),
         "Largest body, in bytes"),
-    setting("MEMORY_BUDGET", |c, text| whole(&mut c.limits.memory_budget, text, 1..=MAX_MEMORY),
+    setting("MEMORY_BUDGET", Scope::Service, |c, text| whole(&mut c.limits.memory_budget, text, 1..=MAX_MEMORY),
         "Bytes held for all clients: requests, answers, rows, hashes; beyond it they wait, or 503"),
-    setting("MAX_CONNECTIONS", |c, text| whole(&mut c.limits.max_connections, text, 1..=1 << 20),
+    setting("MAX_CONNECTIONS", Scope::Service, |c, text| whole(&mut c.limits.max_connections, text, 1..=1 << 20),
         "Client connections at once; beyond it one of the peer that holds the most is closed, or 503"),
-    setting("TRUSTED_PROXIES", |c, text| value(&mut c.limits.trusted_proxies, text, str::parse, TrustedProxies::to_string),
+    setting("TRUSTED_PROXIES", Scope::Service, |c, text| value(&mut c.limits.trusted_proxies, text, str::parse, TrustedProxies::to_string),
         "Addresses and networks (and `unix`) whose `X-Forwarded-For` is believed"),
-    setting("HEAD_TIMEOUT", |c, text| seconds(&mut c.limits.head_timeout, text, 0.001),
+    setting("HEAD_TIMEOUT", Scope::Service, |c, text| seconds(&mut c.limits.head_timeout, text, 0.001),
         "Seconds for a request's head, from its first byte"),
-    setting("BODY_TIMEOUT", |c, text| seconds(&mut c.limits.body_timeout, text, 0.001),
+    setting("BODY_TIMEOUT", Scope::Service, |c, text| seconds(&mut c.limits.body_timeout, text, 0.001),
         "Seconds for a request's body"),
-    setting("IDLE_TIMEOUT", |c, text| seconds(&mut c.limits.idle_timeout, text, 0.001),
+    setting("IDLE_TIMEOUT", Scope::Service, |c, text| seconds(&mut c.limits.idle_timeout, text, 0.001),
         "Seconds that an idle connection is kept"),
-    setting("WRITE_TIMEOUT", |c, text| seconds(&mut c.limits.write_timeout, text, 0.001),
+    setting("WRITE_TIMEOUT", Scope::Service, |c, text| seconds(&mut c.limits.write_timeout, text, 0.001),
         "Seconds for the client to take its answer"),
-    setting("REQUEST_TIMEOUT", |c, text| seconds(&mut c.limits.request_timeout, text, 0.001),
+    setting("REQUEST_TIMEOUT", Scope::Service, |c, text| seconds(&mut c.limits.request_timeout, text, 0.001),
         "Seconds from a whole request to its answer, else 503"),
-    setting("DRAIN_DELAY", |c, text| seconds(&mut c.limits.drain_delay, text, 0.0),
+    setting("DRAIN_DELAY", Scope::Service, |c, text| seconds(&mut c.limits.drain_delay, text, 0.0),
         "Seconds between the announcement of a stop at `/readyz` and the stop itself"),
-    setting("STOP_TIMEOUT", |c, text| seconds(&mut c.limits.stop_timeout, text, 0.001),
+    setting("STOP_TIMEOUT", Scope::Service, |c, text| seconds(&mut c.limits.stop_timeout, text, 0.001),
         "Seconds that a stop waits for requests in flight"),
-    setting("API_TOKEN", |c, text| tokens(&mut c.api_token, text),
+    setting("API_TOKEN", Scope::Service, |c, text| tokens(&mut c.api_token, text),
         "Bearer token that `/users` and `/metrics` ask for; several are separated by white space"),
-    setting("API_TOKEN_FILE", of_command, "File that holds the token"),
-    setting("API_TOKEN_READ", |c, text| tokens(&mut c.api_token_read, text),
+    setting("API_TOKEN_FILE", Scope::Machine, of_command, "File that holds the token"),
+    setting("API_TOKEN_READ", Scope::Service, |c, text| tokens(&mut c.api_token_read, text),
         "Token that allows `GET` and `HEAD` alone"),
-    setting("API_TOKEN_READ_FILE", of_command, "File that holds that token"),
-    setting("API_TOKEN_LOGIN", |c, text| tokens(&mut c.api_token_login, text),
+    setting("API_TOKEN_READ_FILE", Scope::Machine, of_command, "File that holds that token"),
+    setting("API_TOKEN_LOGIN", Scope::Service, |c, text| tokens(&mut c.api_token_login, text),
         "Token that allows `POST /users/authenticate` alone"),
-    setting("API_TOKEN_LOGIN_FILE", of_command, "File that holds that token"),
-    setting("AUTH_ATTEMPTS", |c, text| whole(&mut c.auth_attempts, text, 0..=1_000_000),
+    setting("API_TOKEN_LOGIN_FILE", Scope::Machine, of_command, "File that holds that token"),
+    setting("AUTH_ATTEMPTS", Scope::Service, |c, text| whole(&mut c.auth_attempts, text, 0..=1_000_000),
         "Wrong passwords a minute from one peer for one e-mail address; 0 for any number"),
-    setting("ALLOWED_HOSTS", |c, text| entries(&mut c.allowed_hosts, text, host_name),
+    setting("ALLOWED_HOSTS", Scope::Service, |c, text| entries(&mut c.allowed_hosts, text, host_name),
         "Further host names that requests without a token may name; `*` for any"),
-    setting("ALLOWED_ORIGINS", |c, text| entries(&mut c.limits.allowed_origins, text, origin),
+    setting("ALLOWED_ORIGINS", Scope::Service, |c, text| entries(&mut c.limits.allowed_origins, text, origin),
         "Origins whose pages may use the service from a browser (CORS); `*` for any, only with a token"),
-    setting("UI", |c, text| word(&mut c.ui, text, &["auto", "true", "false"]),
+    setting("UI", Scope::Service, |c, text| word(&mut c.ui, text, &["auto", "true", "false"]),
         "The page for the browser, `/ui`: `true`, `false`, or `auto`: on loopback alone, without `TRUSTED_PROXIES`"),
-    setting("MIGRATIONS_DIR", |c, text| path(&mut c.migrations_dir, text),
+    setting("MIGRATIONS_DIR", Scope::Machine, |c, text| path(&mut c.migrations_dir, text),
         "Directory of migrations instead of the built-in ones"),
-    setting("POSTGRES_BIN", of_command,
+    setting("POSTGRES_BIN", Scope::Database, of_command,
         "Directory of PostgreSQL's programs for `--embedded`; unset: those that are found"),
-    setting("LOG_FORMAT", |_, text| word(&mut "text".to_owned(), text, &["text", "json"]),
+    setting("LOG_FORMAT", Scope::Machine, |_, text| word(&mut "text".to_owned(), text, &["text", "json"]),
         "`text`, or `json`: one object a line"),
-    setting("LOG_LEVEL", |_, text| word(&mut "info".to_owned(), text, &["info", "off", "error", "warn", "debug", "trace"]),
+    setting("LOG_LEVEL", Scope::Machine, |_, text| word(&mut "info".to_owned(), text, &["info", "off", "error", "warn", "debug", "trace"]),
         "`off`, `error`, `warn`, `info`, `debug` or `trace`"),
 ];
 
@@ -180,13 +193,20 @@ impl Config {
     /// The first variable that cannot be used, in the table's order. Its problem is followed by the errors of further
     /// variables.
     pub fn from_vars(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Config, ConfigError> {
-        let mut config = Config::of_the_command();
-        let errors = SETTINGS.iter().filter_map(|setting| setting.read(&mut config, &lookup).err());
+        Config::of_the_command().with_vars(lookup)
+    }
+
+    /// Reads variables as [`Config::from_vars`] does. A field is as it was if its variable is unset.
+    pub(crate) fn with_vars(
+        mut self,
+        lookup: impl Fn(&str) -> Option<OsString>,
+    ) -> Result<Config, ConfigError> {
+        let errors = SETTINGS.iter().filter_map(|setting| setting.read(&mut self, &lookup).err());
         let all = errors.reduce(|all, one| ConfigError { problem: format!("{}; {one}", all.problem), ..all });
-        let is_url = matches!(config.database, Database::Url(_));
+        let is_url = matches!(self.database, Database::Url(_));
         let file = lookup(if is_url { "DATABASE_URL_FILE" } else { "DB_PASS_FILE" });
-        config.db_password_file = file.filter(|path| !path.is_empty()).map(PathBuf::from);
-        all.map_or(Ok(config), Err)
+        self.db_password_file = file.filter(|path| !path.is_empty()).map(PathBuf::from);
+        all.map_or(Ok(self), Err)
     }
 
     /// Returns the settings in force, in the table's order. `lookup` is what this configuration was made with.

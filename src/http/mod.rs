@@ -9,7 +9,7 @@ mod response;
 pub(crate) use cors::Cors;
 pub(crate) use id::{RequestId, log_line};
 pub use request::{Method, PeerKey, Request, counted_as, percent_decode};
-pub use response::{Persistence, Response};
+pub use response::{Persistence, Response, phrase};
 
 /// Returns whether methods, field names and codings may have this byte (RFC 9110, 5.6.2).
 pub(crate) fn is_token(byte: u8) -> bool {

@@ -167,7 +167,7 @@ impl Error {
 }
 
 /// Returns the reason phrase of a status.
-fn phrase(status: u16) -> &'static str {
+pub fn phrase(status: u16) -> &'static str {
     match status {
         200 => "OK",
         201 => "Created",

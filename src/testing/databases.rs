@@ -54,33 +54,22 @@ impl ScratchDatabase {
             }
             let share = share.as_mut().expect("it has joined");
             let mut created = share.create(&template);
-            if has_code(&created, &SqlState::UNDEFINED_DATABASE) {
-                // The end of this session releases the lock. Another process may have made the template meanwhile.
-                let server = connection_string(&share.cluster.dir, "postgres");
-                let mut session = Client::connect(&server, NoTls).map_err(failed)?;
-                session.batch_execute("select pg_advisory_lock(3)").map_err(failed)?;
+            if created.as_ref().is_err_and(|error| error.code() == Some(&SqlState::UNDEFINED_DATABASE)) {
+                let made = share.create("template1").map_err(failed)?;
+                let config = Config { database: Database::Url(made.1.into()), ..small() };
+                migrations.bring_up(&*Servers::new(&config)?, true, false)?;
+                // Fails if another process has made the template meanwhile. A template gets its name once it is complete, and
+                // accepts no connection then: so it can be cloned at any time.
+                let name = format!(
+                    "alter database {0} allow_connections false; alter database {0} rename to {template}",
+                    made.0
+                );
+                let client = &mut share.cluster.client;
+                let _ = end_sessions(client, &made.0).and_then(|()| client.batch_execute(&name));
                 created = share.create(&template);
-                if has_code(&created, &SqlState::UNDEFINED_DATABASE) {
-                    let (name, url) = share.create("template1").map_err(failed)?;
-                    let config = Config { database: Database::Url(url.into()), ..small() };
-                    migrations.bring_up(&*Servers::new(&config)?, true, false)?;
-                    keep_as_template(&mut session, &name, &template).map_err(failed)?;
-                    created = share.create(&template);
-                }
             }
             created.map(|(name, url)| ScratchDatabase { name, url }).map_err(failed)
         })
-    }
-
-    /// Returns how many sessions the cluster can have beside those that are there.
-    #[cfg(feature = "command")]
-    pub(super) fn free_sessions() -> Result<i64, StartError> {
-        const FREE: &str = "\
-            select current_setting('max_connections')::bigint - count(*) from pg_stat_activity \
-            where backend_type = 'client backend'";
-        let mut share = SHARE.lock();
-        let Some(share) = share.as_mut() else { return Ok(i64::MAX) };
-        Ok(outside_of_runtimes(|| share.cluster.client.query_one(FREE, &[])).map_err(failed)?.get(0))
     }
 
     /// Returns `postgresql://…`, as psql, libpq and the `postgres` crate take it. No password, no TLS.
@@ -172,27 +161,8 @@ impl Share {
     }
 }
 
-pub fn failed(error: Error) -> StartError {
+fn failed(error: Error) -> StartError {
     StartError::Cluster(explain(&error))
-}
-
-pub fn has_code<T>(done: &Result<T, Error>, code: &SqlState) -> bool {
-    matches!(done, Err(error) if error.code() == Some(code))
-}
-
-/// Makes a database a template, and keeps the last four beside it. A template gets its name once it is complete, and accepts
-/// no connection then: so it can be cloned at any time.
-fn keep_as_template(client: &mut Client, name: &str, template: &str) -> Result<(), Error> {
-    const OLD: &str = "\
-        select datname::text from pg_database where starts_with(datname::text, 'userd_template_') \
-        order by oid desc offset 4";
-    for row in client.query(OLD, &[])? {
-        client.batch_execute(&format!("drop database {}", row.get::<_, &str>(0)))?;
-    }
-    end_sessions(client, name)?;
-    client.batch_execute(&format!(
-        "alter database {name} allow_connections false; alter database {name} rename to {template}"
-    ))
 }
 
 /// Ends the sessions of a database and waits until they have ended: `drop database` looks every 100 ms only.

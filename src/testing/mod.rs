@@ -17,15 +17,36 @@
 //! good as a thread a test; every server after the first takes some hundredths of a second, for its database is a clone
 //! of one that has been migrated already. The cluster is gone ten seconds after the last process that used it.
 
-mod control;
 mod databases;
 mod requests;
 mod servers;
 #[cfg(feature = "command")]
 mod services;
+mod states;
 
+use crate::error::StartError;
 pub use crate::server::Fault;
 pub use databases::ScratchDatabase;
-pub use servers::{Failing, TestServer};
+pub use servers::TestServer;
 #[cfg(feature = "command")]
-pub(crate) use services::{Services, check_setting, config};
+pub(crate) use services::{Services, config};
+
+/// The reason why a control did nothing, with the status of its answer.
+#[derive(Debug)]
+struct Refused {
+    status: u16,
+    message: String,
+}
+
+impl Refused {
+    fn new(status: u16, message: impl ToString) -> Refused {
+        Refused { status, message: message.to_string() }
+    }
+}
+
+impl From<StartError> for Refused {
+    fn from(error: StartError) -> Refused {
+        let is_ordered = matches!(error, StartError::Config(_) | StartError::Listen(..));
+        Refused::new(if is_ordered { 400 } else { 503 }, error)
+    }
+}

@@ -1,60 +1,25 @@
 //! Servers in this process, each on a database of its own.
 
-use super::databases::{ScratchDatabase, failed, small};
-use super::{Fault, control::Control, requests::Watch};
+use super::Fault;
+use super::databases::{ScratchDatabase, small};
+use super::states::Running;
 use crate::App;
 use crate::config::{Config, PasswordHashing};
 use crate::db::{Failure, blocking::outside_of_runtimes};
 use crate::error::{self, StartError};
-use crate::http::Request;
 use crate::operations::Create;
 use crate::secret::Secret;
-use crate::server::{self, BoundServer, Intercepted, Server};
+use crate::server::BoundServer;
 use crate::users::email;
 use crate::users::user::{NewUser, User};
-use parking_lot::Mutex;
-use postgres::{Client, NoTls, types::ToSql};
+use postgres::{Client, NoTls};
 use serde_json::Value;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
-use std::{fmt, sync::Arc, thread};
+use std::{fmt, thread};
 
 /// Time that a control may take.
 const CONTROL_TIME: Duration = Duration::from_secs(10);
-
-/// Chooses the requests that are controls.
-pub(super) type Controls = Box<dyn Fn(&Request) -> Option<server::Control> + Send + Sync>;
-
-/// A server with a database of its own.
-pub(super) struct Running {
-    // In this order: the database is dropped after the server has stopped.
-    pub server: Server,
-    pub control: Control,
-    pub database: ScratchDatabase,
-}
-
-impl Running {
-    /// Starts a server on a database, at an address that is bound already. Blocks until it answers.
-    pub fn start(
-        database: ScratchDatabase,
-        mut bound: BoundServer,
-        config: &Config,
-        controls: Option<Controls>,
-    ) -> Result<Running, StartError> {
-        let watch = Arc::<Mutex<Watch>>::default();
-        let watching = watch.clone();
-        bound.intercept = Some(Arc::new(move |request: &Request| {
-            let control = controls.as_ref().and_then(|controls| controls(request));
-            control
-                .map(Intercepted::Control)
-                .or_else(|| watching.lock().choose(request).map(Intercepted::Fault))
-        }));
-        let config = Config { database: database.config().database, ..config.clone() };
-        let server = bound.start(config, || {})?;
-        let (app, url) = (server.app.clone(), database.url().to_owned());
-        Ok(Running { server, control: Control { app, url, saved: Mutex::default(), watch }, database })
-    }
-}
 
 /// A running server on a free port of the loopback, with a database of its own. Both go with this value.
 pub struct TestServer(Running);
@@ -88,32 +53,6 @@ impl TestServer {
         expected("start a server", TestServer::try_with(change))
     }
 
-    /// Starts a server with the default settings that begins with these users: id, name and address of each. The next
-    /// user that is created has an id above theirs.
-    ///
-    /// ```
-    /// use userd::testing::TestServer;
-    ///
-    /// let server = TestServer::with_users([(7, "Ada Lovelace", "ada@example.com")]);
-    /// assert_eq!(server.user("Grace Hopper", "grace@example.com").id, 8);
-    /// ```
-    ///
-    /// # Panics
-    /// As [`TestServer::start`]; if two users have the same id or address, or the database refuses one.
-    #[track_caller]
-    pub fn with_users<'a>(users: impl IntoIterator<Item = (i64, &'a str, &'a str)>) -> TestServer {
-        const STORE: &str = "\
-            with stored as (insert into users (id, name, email) overriding system value \
-                select * from unnest($1::bigint[], $2::text[], $3::text[]) returning id) \
-            select coalesce(setval('users_id_seq', max(id)), 0) from stored";
-        let server = TestServer::start();
-        let users = users.into_iter().map(|(id, name, address)| (id, name, email::normalized(address)));
-        let (ids, names, emails): (Vec<i64>, Vec<&str>, Vec<String>) = users.collect();
-        expected("store the users", server.query(STORE, &[&ids, &names, &emails]));
-        expected("keep the users", server.0.control.save(None, soon()));
-        server
-    }
-
     /// Starts a server, with errors as values. The database stays the server's own, whatever the change says. Blocks for
     /// less than 100 ms, about a second if this is the machine's first, and no longer than a minute.
     ///
@@ -125,7 +64,7 @@ impl TestServer {
         change(&mut config);
         let database = ScratchDatabase::with_migrations(config.migrations_dir.as_deref())?;
         config.database = database.config().database;
-        Running::start(database, BoundServer::bind(&config)?, &config, None).map(TestServer)
+        Running::start(database, BoundServer::bind(&config)?, &config, |_| None).map(TestServer)
     }
 
     /// Returns the address of the server, without a slash at its end: `http://127.0.0.1:41234`.
@@ -166,7 +105,10 @@ impl TestServer {
             insert into users (name, email) \
             select concat('User ', taken + i), concat('user', taken + i, '@example.com') \
             from start, generate_series(1, $1::bigint) as i order by i returning id";
-        expected("seed", self.query(SEED, &[&i64::from(n)]))
+        let seeded = outside_of_runtimes(|| {
+            Client::connect(self.database_url(), NoTls)?.query(SEED, &[&i64::from(n)])
+        });
+        expected("seed", seeded).iter().map(|row| row.get(0)).collect()
     }
 
     /// Creates a user without a password and returns it. Blocks for a few milliseconds.
@@ -188,15 +130,14 @@ impl TestServer {
         expected("create the user", self.create(name, email, Some(&Secret::from(password))))
     }
 
-    /// Removes all users, idempotency keys, counts of wrong passwords, faults and requests: the server is as it began, with
-    /// the users of [`TestServer::with_users`]. Requests in flight are executed before or after that. Blocks for some
-    /// milliseconds.
+    /// Removes all users, idempotency keys, counts of wrong passwords, faults and requests: the server is as it began.
+    /// Requests in flight are executed before or after that. Blocks for some milliseconds.
     ///
     /// # Panics
     /// If the database refuses.
     #[track_caller]
     pub fn reset(&self) {
-        expected("reset", self.0.control.restore(None, soon()));
+        expected("reset", self.0.restore(None, soon()));
     }
 
     /// Saves users, passwords, idempotency keys and the next id under a name of 1 to 40 characters of `a-z`, `0-9` and `_`;
@@ -207,7 +148,7 @@ impl TestServer {
     /// If it is no such name, or the database refuses.
     #[track_caller]
     pub fn save(&self, name: &str) {
-        expected("save the state", self.0.control.save(Some(name), soon()));
+        expected("save the state", self.0.save(Some(name), soon()));
     }
 
     /// Brings a saved state back, any number of times, as [`TestServer::reset`] brings back the state at the start.
@@ -216,30 +157,34 @@ impl TestServer {
     /// If no state of this name was saved, or the database refuses: nothing is changed then.
     #[track_caller]
     pub fn restore(&self, name: &str) {
-        expected("restore the state", self.0.control.restore(Some(name), soon()));
+        expected("restore the state", self.0.restore(Some(name), soon()));
     }
 
-    /// Has requests fail: `server.fail(Fault::AnswerLost).on("POST", "/users").times(1)`.
-    pub fn fail(&self, fault: Fault) -> Failing<'_> {
-        Failing { control: &self.0.control, fault, method: "POST", path: "/users" }
+    /// Has so many of the next requests with this method, and with this path or target, fail:
+    /// `server.fail(Fault::AnswerLost, "POST", "/users", 1)`.
+    ///
+    /// # Panics
+    /// If no such request can fail: the service has no such route, or answers it without a worker.
+    #[track_caller]
+    pub fn fail(&self, fault: Fault, method: &str, target: &str, times: u32) {
+        expected("have requests fail", self.0.watch.lock().fail(fault, method, target, times));
     }
 
     /// Forgets the faults that are left.
     pub fn fail_none(&self) {
-        self.0.control.fail_none();
+        self.0.watch.lock().fail_none();
     }
 
     /// Returns how many requests are yet to fail. Dropping the server panics unless it is 0.
     pub fn faults_left(&self) -> u32 {
-        self.0.control.faults_left()
+        self.0.watch.lock().faults_left()
     }
 
     /// Returns the requests that were received since the start or the last reset, in their order, as far as 8 MiB hold
     /// them: `method`, `target`, `headers` by names in lower case, and `body`, which is an object or the length of any other
     /// body. Secrets are `***`. Requests that the frontend answers by itself are not among them.
     pub fn requests(&self) -> Vec<Value> {
-        let lines = self.0.control.lines();
-        lines.iter().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect()
+        self.0.watch.lock().requests()
     }
 
     /// Lets time pass for idempotency keys and for counts of wrong passwords. Blocks for some milliseconds.
@@ -248,7 +193,7 @@ impl TestServer {
     /// If the database refuses, as for more time than its timestamps have.
     #[track_caller]
     pub fn advance(&self, time: Duration) {
-        expected("let time pass", self.0.control.advance(time, soon()));
+        expected("let time pass", self.0.advance(time, soon()));
     }
 
     /// Stops the server and drops the database, as dropping this value does, but waits for `drain_delay` before.
@@ -266,13 +211,6 @@ impl TestServer {
             Ok(created.user)
         })
     }
-
-    /// Returns the ids that a statement returns.
-    fn query(&self, sql: &str, params: &[&(dyn ToSql + Sync)]) -> Result<Vec<i64>, StartError> {
-        let rows = outside_of_runtimes(|| Client::connect(self.database_url(), NoTls)?.query(sql, params))
-            .map_err(failed)?;
-        Ok(rows.iter().map(|row| row.get(0)).collect())
-    }
 }
 
 impl Drop for TestServer {
@@ -280,34 +218,8 @@ impl Drop for TestServer {
         let left = self.faults_left();
         assert!(left == 0 || thread::panicking(), "{left} requests were to fail, and have not come");
         if thread::panicking() {
-            eprintln!("the last 10 requests:\n{}", self.0.control.last_lines());
+            eprintln!("the last 10 requests:\n{}", self.0.watch.lock().last_lines());
         }
-    }
-}
-
-/// Requests that are chosen to fail. [`Failing::times`] has them do so.
-#[must_use = "`times` has requests fail"]
-pub struct Failing<'a> {
-    control: &'a Control,
-    fault: Fault,
-    method: &'a str,
-    path: &'a str,
-}
-
-impl<'a> Failing<'a> {
-    /// Chooses requests with this method and path, without a query; without this, `POST /users`.
-    pub fn on(self, method: &'a str, path: &'a str) -> Self {
-        Failing { method, path, ..self }
-    }
-
-    /// Has so many of the next requests fail.
-    ///
-    /// # Panics
-    /// If no such request can fail: the service has no such route, or answers it without a worker.
-    #[track_caller]
-    pub fn times(self, times: u32) {
-        let Failing { control, fault, method, path } = self;
-        expected("have requests fail", control.fail(fault, method, path, times));
     }
 }
 

@@ -1,40 +1,24 @@
-//! The services of `userd test`, and their controls: requests to the first service, below a path that only its user knows.
+//! The services of `userd test`, and their controls: requests to the first service, below paths that only its user knows.
 //! Each control is executed on a thread of its own.
 
-use super::Fault;
-use super::control::{Control, Refused};
 use super::databases::{ScratchDatabase, small};
-use super::servers::{Controls, Running};
-use crate::config::{Config, Database, PasswordHashing, SETTINGS, near_miss};
-use crate::error::{ConfigError, StartError};
-use crate::http::{Method, Request, Response, percent_decode};
+use super::{Fault, Refused, requests::Watch, states::Running};
+use crate::config::{Config, Database, Limits, PasswordHashing, SETTINGS, Scope, near_miss};
+use crate::http::{Method, Request, Response, phrase};
 use crate::server::{self, BoundServer};
-use crate::transfer::{self, Format, Import};
+use crate::transfer::{self, Import};
 use parking_lot::Mutex;
+use percent_encoding::percent_decode_str;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::{Duration, Instant};
-use subtle::ConstantTimeEq;
 use uuid::Uuid;
 
-/// Settings of a service whose settings do not say otherwise.
-const DEFAULTS: [(&str, &str); 5] = [
-    ("PORT", "0"),
-    ("DB_POOL_SIZE", "2"),
-    ("WORKERS", "2"),
-    ("DB_CONNECT_TIMEOUT", "3"),
-    ("STOP_TIMEOUT", "1"),
-];
-
-/// Sessions of the cluster that are free beside those of a new service, so that controls have one.
-const FREE_SESSIONS: i64 = 40;
-
-/// Time that saving the users of a start may take.
+/// Time that the start of the first service may take.
 const START_TIME: Duration = Duration::from_secs(60);
 
 /// The controls, a line each, as a GET of their URL lists them.
@@ -68,230 +52,201 @@ struct Time {
 }
 
 /// Checks that a service of a test may have a setting; the first one more than those that a control starts.
-pub fn check_setting(name: &str, is_first: bool) -> Result<(), String> {
-    const OF_DATABASE: &str =
-        "DATABASE_ DB_HOST DB_PORT DB_NAME DB_USER DB_PASS DB_SSL PGPASSWORD POSTGRES_BIN";
-    const OF_FIRST: &str = "DB_ HOST LOG_ MIGRATIONS_DIR";
-    let is_one_of = |prefixes: &str| prefixes.split(' ').any(|prefix| name.starts_with(prefix));
-    if !SETTINGS.iter().any(|setting| setting.variable == name) {
-        let meant = near_miss(name).map(|meant| format!(": did you mean {meant}?")).unwrap_or_default();
-        Err(format!("{name:?} is no setting of userd{meant}"))
-    } else if is_one_of(OF_DATABASE) {
-        Err(format!(
+fn check_setting(name: &str, is_first: bool) -> Result<(), String> {
+    let known = SETTINGS.iter().find(|setting| setting.variable == name);
+    match known.map(|setting| setting.scope) {
+        None => {
+            let meant = near_miss(name).unwrap_or("one that `userd --help` lists");
+            Err(format!("{name:?} is no setting of userd: did you mean {meant}?"))
+        }
+        Some(Scope::Database) => Err(format!(
             "{name}: a service of a test has a database of its own, made by the POSTGRES_BIN of the environment"
-        ))
-    } else if !is_first && (is_one_of(OF_FIRST) || name.ends_with("_FILE")) {
-        Err(format!(
-            "{name}: a control sets what concerns requests and limits, and PORT; not paths, database and log"
-        ))
-    } else {
-        Ok(())
+        )),
+        Some(Scope::Machine) if !is_first => {
+            Err(format!("{name}: a control sets what concerns requests and limits, and PORT"))
+        }
+        _ => Ok(()),
     }
 }
 
-/// Returns the configuration of a service of a test. Blocks to read the files that `…_FILE` settings name.
-pub fn config(given: impl Fn(&str) -> Option<OsString>) -> Result<Config, ConfigError> {
-    let default = |name: &str| {
-        DEFAULTS.iter().find(|(known, _)| *known == name).map(|(_, value)| OsString::from(value))
+/// Returns the configuration of a service of a test. Blocks to read the files that `…_FILE` settings name. The error is a
+/// line.
+pub fn config(settings: &BTreeMap<String, OsString>, is_first: bool) -> Result<Config, String> {
+    settings.keys().try_for_each(|name| check_setting(name, is_first))?;
+    let base = Config {
+        db_connect_timeout: Duration::from_secs(3),
+        password_hashing: PasswordHashing::LeastCostForTests,
+        limits: Limits { stop_timeout: Duration::from_secs(1), ..Limits::default() },
+        ..small()
     };
-    let config = Config::from_vars(|name| given(name).or_else(|| default(name)))?;
-    let hashing = PasswordHashing::LeastCostForTests;
-    Ok(Config { password_hashing: hashing, find_pooler: small().find_pooler, ..config })
+    base.with_vars(|name| settings.get(name).cloned()).map_err(|error| error.to_string())
 }
 
-/// The services of a process.
+/// The services of a process, which last as long as that does.
 pub struct Services {
-    /// The first segment of every control's path.
-    name: String,
     host: String,
     migrations_dir: Option<PathBuf>,
-    /// The services by their numbers. The first one has the number 0.
-    running: Mutex<BTreeMap<u32, Arc<Running>>>,
-    count: AtomicU32,
+    /// The first segment of the path of the first service's controls.
+    first: String,
+    /// Each service by the first segment of its controls' path.
+    running: Mutex<HashMap<String, Arc<Running>>>,
 }
 
 impl Services {
-    /// Starts the first service, which begins with the users of a file, if there is one. `name`: the first segment of every
-    /// control's path; otherwise a random one. Blocks until it answers.
+    /// Starts the first service, which begins with the users of a file, if there is one. `name`: the first segment of its
+    /// controls' path; otherwise a random one. Blocks until it answers.
     pub fn start(
         config: &Config,
-        users: Option<(&[u8], Format)>,
+        users: Option<&[u8]>,
         name: Option<String>,
-    ) -> Result<Arc<Services>, String> {
-        // An address that cannot be used is told before a database is made.
-        let bound = BoundServer::bind(config).map_err(|error| error.to_string())?;
-        let services = Arc::new(Services {
-            name: name.unwrap_or_else(|| Uuid::new_v4().simple().to_string()),
+    ) -> Result<&'static Services, String> {
+        let services: &Services = Box::leak(Box::new(Services {
             host: config.host.clone(),
             migrations_dir: config.migrations_dir.clone(),
+            first: name.unwrap_or_else(random_name),
             running: Mutex::default(),
-            count: AtomicU32::new(0),
-        });
-        let weak = Arc::downgrade(&services);
-        let controls = Box::new(move |request: &Request| weak.upgrade()?.control(request));
-        let first = begin(bound, config, users, Some(controls), Instant::now() + START_TIME);
-        services.insert(first.map_err(|refused| refused.message)?);
+        }));
+        let controls = |request: &Request| services.control(request);
+        let first = begin(config, users, controls, Instant::now() + START_TIME);
+        let first = first.map_err(|refused| refused.message)?;
+        services.running.lock().insert(services.first.clone(), Arc::new(first));
         Ok(services)
     }
 
-    /// Returns the URLs of the first service, of its controls and of its database.
-    pub fn urls(&self) -> [String; 3] {
-        let first = self.find(0).expect("no control ends it");
-        let about = self.describe(0, &first, None);
-        ["url", "control", "databaseUrl"].map(|name| about[name].as_str().unwrap_or_default().to_owned())
+    /// Returns what is told of the first service: its `url`, its `control` and its `databaseUrl`.
+    pub fn about(&self) -> Value {
+        self.describe(&self.first, &self.first(), None)
     }
 
     /// Returns the last ten requests to the first service, a line of JSON each.
     pub fn last_requests(&self) -> String {
-        self.find(0).expect("no control ends it").control.last_lines()
+        self.first().watch.lock().last_lines()
     }
 
-    fn insert(&self, running: Running) -> (u32, Arc<Running>) {
-        let (number, running) = (self.count.fetch_add(1, SeqCst), Arc::new(running));
-        self.running.lock().insert(number, running.clone());
-        (number, running)
+    fn first(&self) -> Arc<Running> {
+        self.running.lock()[&self.first].clone()
     }
 
     /// Ends a service. Blocks until it has stopped, and locks nothing meanwhile.
-    fn end(&self, number: u32) {
-        let _ended = self.running.lock().remove(&number);
-    }
-
-    fn find(&self, number: u32) -> Option<Arc<Running>> {
-        self.running.lock().get(&number).cloned()
+    fn end(&self, name: &str) {
+        let _ended = self.running.lock().remove(name);
     }
 
     /// Returns the control that a request is.
-    fn control(self: Arc<Self>, request: &Request) -> Option<server::Control> {
-        let name = request.path().split('/').nth(1).unwrap_or_default();
-        let is_control: bool = name.as_bytes().ct_eq(self.name.as_bytes()).into();
-        is_control.then(|| -> server::Control {
-            Box::new(move |request, deadline, answer| self.execute(&request, deadline, answer))
-        })
+    fn control(&'static self, request: &Request) -> Option<server::Control> {
+        let name = request.path().split('/').nth(1)?.to_owned();
+        let running = self.running.lock().get(&name)?.clone();
+        Some(Box::new(move |request, deadline, answer| {
+            if let (Method::Post, [_, "services"]) = (request.method, &*segments(&request)) {
+                // A service whose client was not told of it is ended.
+                match self.add(&request, deadline) {
+                    Ok((_, about)) if answer(Response::json(201, &about)) => {}
+                    Ok((name, _)) => self.end(&name),
+                    Err(refused) => _ = answer(refused.answer()),
+                }
+                return;
+            }
+            let done = self.execute(&name, running, &request, deadline);
+            answer(done.unwrap_or_else(|refused| refused.answer()));
+        }))
     }
 
-    /// Executes a control and answers it. A service whose client was not told of it is ended.
-    fn execute(&self, request: &Request, deadline: Instant, answer: &dyn Fn(Response) -> bool) {
-        let segments = request.path().split('/').filter(|segment| !segment.is_empty());
-        let path: Vec<&str> = segments.skip(1).collect();
-        let (number, path) = match &path[..] {
-            ["services", number, path @ ..] => (number.parse().ok(), path),
-            path => (Some(0), path),
-        };
-        let Some((number, running)) = number.and_then(|number| Some((number, self.find(number)?))) else {
-            answer(Refused::new(404, "this service has ended, or never was").answer());
-            return;
-        };
-        let mut added = None;
-        let done = match (request.method, path) {
+    /// Executes a control of one service.
+    fn execute(
+        &self,
+        name: &str,
+        running: Arc<Running>,
+        request: &Request,
+        deadline: Instant,
+    ) -> Result<Response, Refused> {
+        match (request.method, &segments(request)[1..]) {
             (Method::Get | Method::Head, []) => {
-                let mut about = self.describe(number, &running, Some(request));
+                let mut about = self.describe(name, &running, Some(request));
                 about["controls"] = CONTROLS.lines().collect();
-                Ok(Response::json(200, &about))
+                return Ok(Response::json(200, &about));
             }
-            (Method::Post, ["services"]) => self.add(request, deadline).map(|(number, answer)| {
-                added = Some(number);
-                answer
-            }),
-            (Method::Delete, []) if number > 0 => {
+            (Method::Delete, []) if name != self.first => {
                 drop(running);
-                self.end(number);
-                Ok(Response::no_content())
+                self.end(name);
             }
-            (_, path) => execute(&running.control, request, path, deadline),
-        };
-        let is_told = answer(done.unwrap_or_else(|refused| refused.answer()));
-        if let Some(number) = added.filter(|_| !is_told) {
-            self.end(number);
+            (Method::Post, ["reset"]) => running.restore(None, deadline)?,
+            (Method::Put, ["states", name]) => running.save(Some(name), deadline)?,
+            (Method::Post, ["states", name]) => running.restore(Some(name), deadline)?,
+            (Method::Get | Method::Head, ["requests"]) => {
+                return Ok(Response::json(200, &requests(&running.watch.lock(), request)?));
+            }
+            (Method::Post, ["faults"]) => fail(&mut running.watch.lock(), body(request)?)?,
+            (Method::Get | Method::Head, ["faults"]) => {
+                return Ok(Response::json(200, &json!({"left": running.watch.lock().faults_left()})));
+            }
+            (Method::Delete, ["faults"]) => running.watch.lock().fail_none(),
+            (Method::Post, ["time"]) => {
+                running.advance(seconds(body::<Time>(request)?.advance)?, deadline)?;
+            }
+            _ => return Err(Refused::new(404, "no such control: GET the URL of the controls lists them")),
         }
+        Ok(Response::no_content())
     }
 
-    /// Starts a service, as a body orders it. Returns its number, and the answer.
-    fn add(&self, request: &Request, deadline: Instant) -> Result<(u32, Response), Refused> {
+    /// Starts a service, as a body orders it. Returns its name, and what its client is told.
+    fn add(&self, request: &Request, deadline: Instant) -> Result<(String, Value), Refused> {
         let order: Order = if request.body.is_empty() { Order::default() } else { body(request)? };
-        let mut settings = BTreeMap::from([("HOST".to_owned(), self.host.clone())]);
-        for (name, value) in order.settings {
-            check_setting(&name, false).map_err(|problem| Refused::new(400, problem))?;
-            let text = match value {
-                Value::String(text) => text,
-                Value::Number(_) | Value::Bool(_) => value.to_string(),
-                _ => return Err(Refused::new(400, format!("{name} is a string, a number or a boolean"))),
-            };
-            settings.insert(name, text);
-        }
-        let config = config(|name| settings.get(name).map(OsString::from));
-        let mut config = config.map_err(StartError::from)?;
-        config.migrations_dir = self.migrations_dir.clone();
-        let bound = BoundServer::bind(&config)?;
-        if ScratchDatabase::free_sessions()? < FREE_SESSIONS {
-            return Err(Refused::new(503, "the cluster has no sessions for another service: end some"));
-        }
+        let text = |value| if let Value::String(text) = value { text } else { value.to_string() };
+        let settings = order.settings.into_iter().map(|(name, value)| (name, text(value).into())).collect();
+        let config = config(&settings, false).map_err(|problem| Refused::new(400, problem))?;
+        let (host, migrations_dir) = (self.host.clone(), self.migrations_dir.clone());
+        let config = Config { host, migrations_dir, ..config };
         let users = (!order.users.is_empty()).then(|| Value::from(order.users).to_string());
-        let users = users.as_ref().map(|users| (users.as_bytes(), Format::Ndjson));
-        let (number, running) = self.insert(begin(bound, &config, users, None, deadline)?);
-        let answer = Response::json(201, &self.describe(number, &running, Some(request)));
-        Ok((number, answer))
+        let running = begin(&config, users.as_ref().map(String::as_bytes), |_| None, deadline)?;
+        let (name, running) = (random_name(), Arc::new(running));
+        self.running.lock().insert(name.clone(), running.clone());
+        let about = self.describe(&name, &running, Some(request));
+        Ok((name, about))
     }
 
-    /// Returns the URLs of a service, of its controls and of its database, which a client of another machine cannot reach.
-    fn describe(&self, number: u32, running: &Running, request: Option<&Request>) -> Value {
+    /// Returns the URLs of a service, of its controls, and of its database, unless other machines use the service.
+    fn describe(&self, name: &str, running: &Running, request: Option<&Request>) -> Value {
         let host = request.and_then(|request| request.header("host"));
-        let first = self.find(0).map(|first| url(&first, host)).unwrap_or_default();
-        let further = if number == 0 { String::new() } else { format!("/services/{number}") };
         let mut about =
-            json!({"url": url(running, host), "control": format!("{first}/{}{further}", self.name)});
-        let peer = request.and_then(|request| request.peer);
-        if peer.is_none_or(|peer| peer.to_canonical().is_loopback()) {
+            json!({"url": url(running, host), "control": format!("{}/{name}", url(&self.first(), host))});
+        if running.server.addr().is_some_and(|addr| addr.ip().is_loopback()) {
             about["databaseUrl"] = running.database.url().into();
         }
         about
     }
 }
 
+fn random_name() -> String {
+    Uuid::new_v4().simple().to_string()
+}
+
+/// Returns the segments of a control's path. The first one names the service.
+fn segments(request: &Request) -> Vec<&str> {
+    request.path().split('/').filter(|segment| !segment.is_empty()).collect()
+}
+
 /// Starts a server on a database that begins with these users. Blocks until it answers.
 fn begin(
-    bound: BoundServer,
     config: &Config,
-    users: Option<(&[u8], Format)>,
-    controls: Option<Controls>,
+    users: Option<&[u8]>,
+    controls: impl Fn(&Request) -> Option<server::Control> + Send + Sync + 'static,
     deadline: Instant,
 ) -> Result<Running, Refused> {
+    // An address that cannot be used is told before a database is made.
+    let bound = BoundServer::bind(config)?;
     let database = ScratchDatabase::with_migrations(config.migrations_dir.as_deref())?;
-    if let Some((users, format)) = users {
-        store(database.url(), config, users, format).map_err(|problem| Refused::new(400, problem))?;
+    if let Some(users) = users {
+        store(database.url(), config, users).map_err(|problem| Refused::new(400, problem))?;
     }
     let running = Running::start(database, bound, config, controls)?;
     if users.is_some() {
-        running.control.save(None, deadline)?;
+        running.save(None, deadline)?;
     }
     Ok(running)
 }
 
-/// Executes a control of one service.
-fn execute(
-    control: &Control,
-    request: &Request,
-    path: &[&str],
-    deadline: Instant,
-) -> Result<Response, Refused> {
-    match (request.method, path) {
-        (Method::Post, ["reset"]) => control.restore(None, deadline)?,
-        (Method::Put, ["states", name]) => control.save(Some(name), deadline)?,
-        (Method::Post, ["states", name]) => control.restore(Some(name), deadline)?,
-        (Method::Get | Method::Head, ["requests"]) => return requests(control, request),
-        (Method::Post, ["faults"]) => fail(control, body(request)?)?,
-        (Method::Get | Method::Head, ["faults"]) => {
-            return Ok(Response::json(200, &json!({"left": control.faults_left()})));
-        }
-        (Method::Delete, ["faults"]) => control.fail_none(),
-        (Method::Post, ["time"]) => control.advance(seconds(body::<Time>(request)?.advance)?, deadline)?,
-        _ => return Err(Refused::new(404, "no such control: GET the URL of the controls lists them")),
-    }
-    Ok(Response::no_content())
-}
-
 /// Returns the journal, of requests that the query chooses.
-fn requests(control: &Control, request: &Request) -> Result<Response, Refused> {
+fn requests(watch: &Watch, request: &Request) -> Result<Value, Refused> {
     let (mut method, mut path) = (None, None);
     let query = request.target.split_once('?').map_or("", |(_, query)| query);
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -301,15 +256,13 @@ fn requests(control: &Control, request: &Request) -> Result<Response, Refused> {
             "path" => &mut path,
             _ => return Err(Refused::new(400, "requests are chosen by `method` and `path`")),
         };
-        *field = Some(percent_decode(value).ok_or_else(|| Refused::new(400, "an escape is cut short"))?);
+        *field = Some(percent_decode_str(value).decode_utf8_lossy());
     }
-    let (lines, gone) = control.find(method.as_deref(), path.as_deref())?;
-    let body = format!("{{\"requests\":[{lines}],\"gone\":{gone}}}\n").into_bytes();
-    Ok(Response { body, ..Response::json(200, &()) })
+    watch.find(method.as_deref(), path.as_deref())
 }
 
 /// Has requests fail, as a body orders it.
-fn fail(control: &Control, failure: Failure) -> Result<(), Refused> {
+fn fail(watch: &mut Watch, failure: Failure) -> Result<(), Refused> {
     const FAULTS: &str = "a fault is answer-lost, refused, 503, slow with seconds, cut with bytes";
     let Failure { fault, method, path, times, seconds: time, bytes } = failure;
     let fault = match (&*fault, time, bytes) {
@@ -320,7 +273,7 @@ fn fail(control: &Control, failure: Failure) -> Result<(), Refused> {
         ("cut", None, Some(bytes)) => Fault::Cut(bytes),
         _ => return Err(Refused::new(400, FAULTS)),
     };
-    control.fail(fault, &method, &path, times.unwrap_or(1))
+    watch.fail(fault, &method, &path, times.unwrap_or(1))
 }
 
 fn seconds(number: f64) -> Result<Duration, Refused> {
@@ -337,15 +290,8 @@ fn body<T: DeserializeOwned>(request: &Request) -> Result<T, Refused> {
 
 impl Refused {
     /// Returns its answer.
-    pub(super) fn answer(&self) -> Response {
-        let error = match self.status {
-            404 => "Not found",
-            409 => "Conflict",
-            503 => "Service unavailable",
-            _ => "Bad request",
-        };
-        let answer = Response::json(self.status, &json!({"error": error, "message": self.message}));
-        if self.status == 503 { answer.with("Retry-After", "1") } else { answer }
+    fn answer(&self) -> Response {
+        Response::json(self.status, &json!({"error": phrase(self.status), "message": self.message}))
     }
 }
 
@@ -354,20 +300,17 @@ fn url(running: &Running, host: Option<&str>) -> String {
     let addr = running.server.addr().filter(|addr| addr.ip().is_unspecified());
     let Some(addr) = addr else { return running.server.base_url().to_owned() };
     let host = host.unwrap_or("127.0.0.1");
-    let with_port = host.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok());
-    format!("http://{}:{}", with_port.map_or(host, |(name, _)| name), addr.port())
+    format!("http://{}:{}", host.rsplit_once(':').map_or(host, |(name, _)| name), addr.port())
 }
 
 /// Stores users in a database that begins with them: whatever their columns can hold, with their ids if they have some, and
 /// with clear passwords. Blocks until that is done. The error names the first users that are refused.
-fn store(url: &str, config: &Config, users: &[u8], format: Format) -> Result<(), String> {
+fn store(url: &str, config: &Config, users: &[u8]) -> Result<(), String> {
     let config = Config { database: Database::Url(url.into()), ..config.clone() };
-    let format = Some(format);
-    let options = Import { format, as_is: true, keep_ids: true, clear_passwords: true, ..Import::default() };
-    let imported =
-        transfer::import(&config, &options, users, || ()).map_err(|error| error.to_string())?;
+    let options = Import { as_is: true, keep_ids: true, clear_passwords: true, ..Import::default() };
+    let imported = transfer::import(&config, &options, users, || ()).map_err(|error| error.to_string())?;
     let problems = imported.problems.iter();
     let problems = problems.map(|(number, problem)| format!("{} {number}: {problem}", imported.unit));
     let problems = problems.collect::<Vec<_>>().join("; ");
-    if problems.is_empty() { Ok(()) } else { Err(format!("users refused: {}: {problems}", imported.refused)) }
+    if problems.is_empty() { Ok(()) } else { Err(problems) }
 }

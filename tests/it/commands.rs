@@ -55,7 +55,7 @@ fn faults_of_a_create() {
         (Fault::Cut(usize::MAX), "HTTP/1.1 201 Created\r\n", None, 1),
     ] {
         let server = Compared(TestServer::start());
-        server.fail(fault).on("POST", "/users").times(1);
+        server.fail(fault, "POST", "/users", 1);
         let answer = exchange(&server, &create(ADA));
         assert!(answer.starts_with(begins), "{fault:?}: {answer}");
         assert!(length.is_none_or(|length| answer.len() == length), "{fault:?}: {answer}");
@@ -70,9 +70,9 @@ fn faults_of_a_create() {
 fn a_fault_meets_its_method_and_path_alone() {
     let server = Compared(TestServer::start());
     let mut client = Client::new(server.base_url());
-    server.fail(Fault::Unavailable).on("POST", "/users").times(2);
-    server.fail(Fault::Unavailable).on("HEAD", "/users/1").times(1);
-    server.fail(Fault::Unavailable).on("GET", "/users").times(1);
+    server.fail(Fault::Unavailable, "POST", "/users", 2);
+    server.fail(Fault::Unavailable, "HEAD", "/users/1", 1);
+    server.fail(Fault::Unavailable, "GET", "/users", 1);
     check(
         &mut client,
         &format!(
@@ -96,7 +96,7 @@ fn a_fault_meets_its_method_and_path_alone() {
 fn slow_answers_hold_no_worker_and_past_the_deadline_are_503() {
     const SLOW: usize = 20;
     let server = Compared(TestServer::with(|config| config.limits.request_timeout = Duration::from_secs(3)));
-    server.fail(Fault::Slow(Duration::from_secs(1))).on("POST", "/users").times(SLOW as u32);
+    server.fail(Fault::Slow(Duration::from_secs(1)), "POST", "/users", SLOW as u32);
     let answered = AtomicUsize::new(0);
     thread::scope(|scope| {
         for n in 0..SLOW {
@@ -115,7 +115,7 @@ fn slow_answers_hold_no_worker_and_past_the_deadline_are_503() {
     });
     assert_eq!(answered.into_inner(), SLOW);
 
-    server.fail(Fault::Slow(Duration::from_secs(3600))).on("DELETE", "/users/1").times(1);
+    server.fail(Fault::Slow(Duration::from_secs(3600)), "DELETE", "/users/1", 1);
     let mut client = Client::new(server.base_url());
     assert_eq!(client.delete("/users/1").status, 503);
     assert_eq!(client.get("/users/1").status, 404, "it is executed");
@@ -135,7 +135,7 @@ fn a_reset_is_a_new_beginning() {
         assert_eq!(client.login("ada@example.com", PASSWORD).status, 200);
         assert_eq!(client.login("ada@example.com", OTHER_PASSWORD).status, 401);
         assert_eq!(client.login("ada@example.com", PASSWORD).status, 429);
-        server.fail(Fault::Refused).on("GET", "/users").times(1);
+        server.fail(Fault::Refused, "GET", "/users", 1);
         server.reset();
         assert_eq!(server.faults_left(), 0);
         assert_eq!(client.get("/users").json()["total"], 0);
@@ -219,7 +219,7 @@ fn saved_states_come_back_as_they_were() {
         assert_eq!(client.delete("/users/2").status, 204);
         assert_eq!(create(&mut client, "of-grace", "grace@example.com").id(), "5002");
         assert_eq!(client.login(eve, OTHER_PASSWORD).status, 401);
-        server.fail(Fault::Refused).on("GET", "/users").times(1);
+        server.fail(Fault::Refused, "GET", "/users", 1);
         // Refused, nothing is changed.
         for name in ["", "after", "Before", "a b", "a\nb", "é", "before;", &"a".repeat(41)] {
             assert!(is_refused(|| server.restore(name)), "{name}");
@@ -317,6 +317,7 @@ fn requests_are_remembered_without_secrets() {
         ("Authorization", "Bearer t0ken-0f-the-tests"),
         ("COOKIE", PASSWORD),
         ("proxy-authorization", PASSWORD),
+        ("X-Api-Key", PASSWORD),
     ];
     let keyed = [&secrets[..], &[("Idempotency-Key", "a-key")]].concat();
     let nested = r#"{"name":"Ada","x":[{"Password":"battery staple"}],"passw\u006frd":null,"password":7}"#;
@@ -343,14 +344,7 @@ fn requests_are_remembered_without_secrets() {
         ("POST", "/users", &[], br#"["battery staple"]"#, "/users", json!(18)),
         ("POST", "/users", &[], b"\xffpassword=battery staple", "/users", json!(24)),
         ("HEAD", "/users?page=2", &[], b"", "/users?page=2", json!(0)),
-        (
-            "GET",
-            "/users?access_%74oken=battery&page=1&Password=a?b=c&&x",
-            &[],
-            b"",
-            "/users?access_%74oken=***&page=1&Password=***&&x",
-            json!(0),
-        ),
+        ("GET", "/users?access_%74oken=battery&page=1&Password=a?b=c&&x", &[], b"", "/users?***", json!(0)),
         (
             "BREW",
             "/nowhere",
@@ -414,9 +408,9 @@ fn what_cannot_be_asked_for_panics_and_a_fault_that_is_left_does() {
         thread::spawn(work).join().is_err()
     };
     assert!(!panics(|_| ()));
-    assert!(panics(|server| server.fail(Fault::Refused).on("GET", "/livez").times(1)));
+    assert!(panics(|server| server.fail(Fault::Refused, "GET", "/livez", 1)));
     assert!(panics(|server| server.advance(Duration::MAX)));
-    assert!(panics(|server| server.fail(Fault::AnswerLost).times(2)));
+    assert!(panics(|server| server.fail(Fault::AnswerLost, "POST", "/users", 2)));
 }
 
 #[test]
@@ -497,7 +491,7 @@ fn controls_that_cannot_be() {
         (404, plain("POST /")),
         (404, plain("DELETE /")),
         (404, plain("GET /nothing")),
-        (404, plain("GET /services/1")),
+        (404, plain("GET /services")),
         (404, plain("DELETE /services/x")),
         (404, plain("POST /states/a_2")),
         (400, plain("PUT /states/A")),
@@ -519,7 +513,6 @@ fn controls_that_cannot_be() {
         (400, plain("GET /requests?path=%")),
         (400, of("nothing", "POST", "/users")),
         (400, of("answer-lost", "GET", "/livez")),
-        (400, of("answer-lost", "GET", "/users?page=1")),
         (400, of("answer-lost", "GTE", "/users")),
         (400, of("answer-lost", "GET", "/usres")),
         (400, of("slow", "POST", "/users")),

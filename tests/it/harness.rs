@@ -80,6 +80,10 @@ fn the_exit_code_is_that_of_the_command() {
         assert!(stderr.lines().count() <= 1 && stderr.contains(line), "{command:?}: {stderr}");
         assert_eq!(line.is_empty(), stderr.is_empty(), "{command:?}: {stderr}");
     }
+    // The log, which a failure of a service would be told in, is kept for the command.
+    let (code, _, stderr) =
+        Process::start(&["test", "--set=LOG_FORMAT=json", "--", "no-such-program"], &[]).ended();
+    assert_eq!((code, stderr.contains("cannot execute")), (127, true), "{stderr}");
     let usage: [&[&str]; 6] = [
         &["--bogus"],
         &["--port=x", "--", "true"],
@@ -308,7 +312,10 @@ fn until_a_signal() {
     let named = controls.replace("127.0.0.1", "127.0.0.9");
     let another = control(&named, "POST /services", "").json();
     assert!(another["url"].as_str().unwrap().starts_with("http://127.0.0.9:"), "{another}");
-    assert!(another["control"].as_str().unwrap().starts_with(&format!("{named}/services/")), "{another}");
+    assert!(
+        another["control"].as_str().unwrap().starts_with(named.strip_suffix("0123456789-abc.DEF_~").unwrap()),
+        "{another}"
+    );
     assert_eq!(Client::new(another["url"].as_str().unwrap()).get("/users").status, 200);
     process.signal(Signal::SIGTERM);
     assert_eq!(process.wait(LONG), 0, "{}", process.stderr());

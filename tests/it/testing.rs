@@ -97,7 +97,8 @@ fn test_servers_leave_nothing() {
 /// Addresses are stored as by the service: in Unicode's form NFC.
 #[test]
 fn addresses_of_test_servers() {
-    let server = TestServer::with_users([(1, "José", "jose\u{301}@x.org")]);
+    let server = TestServer::start();
+    server.user("José", "jose\u{301}@x.org");
     assert_eq!(server.user("Zoë", "zoe\u{308}@x.org").email, "zo\u{eb}@x.org");
     let mut client = Client::new(server.base_url());
     for (address, id) in [("jos%C3%A9@x.org", "1"), ("zo%C3%AB@x.org", "2")] {
@@ -107,11 +108,12 @@ fn addresses_of_test_servers() {
 
 #[test]
 fn the_helpers_of_a_test_server() {
-    let users = [(7, "Ada", "ada@example.com"), (3, "Grace", "grace@example.com")];
-    let server = Compared(TestServer::with_users(users));
+    let server = Compared(TestServer::start());
+    server.user("Grace", "grace@example.com");
+    server.user("Ada", "ada@example.com");
     assert_eq!(server.seed(2).len() + server.seed(1).len(), 3);
     let alan = server.user_with_password("Alan", "alan@example.com", PASSWORD);
-    assert_eq!(server.url(&format!("/users/{}", alan.id)), format!("{}/users/11", server.base_url()));
+    assert_eq!(server.url(&format!("/users/{}", alan.id)), format!("{}/users/6", server.base_url()));
     let page = Client::new(server.base_url()).get("/users?page=1").json();
     let names: Vec<&Value> = page["data"].as_array().unwrap().iter().map(|user| &user["name"]).collect();
     assert_eq!(json!(names), json!(["Grace", "Ada", "User 1", "User 2", "User 3", "Alan"]));

@@ -123,10 +123,10 @@ def _control(userd: str) -> str:
 
 class Server:
     """A running service. `url` is its address, as in `http://127.0.0.1:41234`, `control` that of its controls, and
-    `database_url` that of its database."""
+    `database_url` that of its database, empty if it runs on another machine."""
 
     def __init__(self, urls: dict[str, str], scope: str):
-        self.url, self.control, self.database_url = urls["url"], urls["control"], urls["databaseUrl"]
+        self.url, self.control, self.database_url = urls["url"], urls["control"], urls.get("databaseUrl", "")
         self._scope = scope
 
     def reset(self) -> None:

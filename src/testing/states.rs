@@ -1,9 +1,13 @@
-//! The controls of a service that is thrown away: its states, and its time. `requests` has the controls of its requests.
-//! A state is a schema with copies of the tables, and with the next id.
+//! A service that is thrown away, with a database of its own: its start, its states and its time. A state is a schema with
+//! copies of the tables, and with the next id.
 
-use super::requests::Watch;
+use super::databases::ScratchDatabase;
+use super::{Refused, requests::Watch};
+use crate::config::Config;
 use crate::db::{WRITTEN, blocking::outside_of_runtimes, explain};
-use crate::{App, error::StartError};
+use crate::error::StartError;
+use crate::http::Request;
+use crate::server::{self, BoundServer, Intercepted, Server};
 use parking_lot::Mutex;
 use postgres::{Client, Error, NoTls, error::SqlState};
 use std::time::{Duration, Instant};
@@ -12,38 +16,35 @@ use std::{collections::HashSet, sync::Arc};
 /// Time before the deadline of a control in which nothing is committed: its client would be told that it failed.
 const ANSWER_TIME: Duration = Duration::from_millis(100);
 
-/// The reason why a control did nothing, with the status of its answer.
-#[derive(Debug)]
-#[cfg_attr(not(feature = "command"), allow(dead_code, reason = "`TestServer` shows it in a panic"))]
-pub struct Refused {
-    pub(super) status: u16,
-    pub(super) message: String,
-}
-
-impl Refused {
-    pub(super) fn new(status: u16, message: impl ToString) -> Refused {
-        Refused { status, message: message.to_string() }
-    }
-}
-
-impl From<StartError> for Refused {
-    fn from(error: StartError) -> Refused {
-        let is_ordered = matches!(error, StartError::Config(_) | StartError::Listen(..));
-        Refused::new(if is_ordered { 400 } else { 503 }, error)
-    }
-}
-
-/// The controls of a service.
-pub struct Control {
-    pub(super) app: Arc<App>,
-    /// The URL of the database.
-    pub(super) url: String,
+/// A server with a database of its own.
+pub struct Running {
+    // In this order: the database is dropped after the server has stopped.
+    pub server: Server,
+    pub database: ScratchDatabase,
+    pub watch: Arc<Mutex<Watch>>,
     /// Names of the saved states. Locked while one is saved or brought back.
-    pub(super) saved: Mutex<HashSet<String>>,
-    pub(super) watch: Arc<Mutex<Watch>>,
+    saved: Mutex<HashSet<String>>,
 }
 
-impl Control {
+impl Running {
+    /// Starts a server on a database, at an address that is bound already. `controls` chooses the requests that are
+    /// controls. Blocks until it answers.
+    pub fn start(
+        database: ScratchDatabase,
+        mut bound: BoundServer,
+        config: &Config,
+        controls: impl Fn(&Request) -> Option<server::Control> + Send + Sync + 'static,
+    ) -> Result<Running, StartError> {
+        let watch = Arc::<Mutex<Watch>>::default();
+        let watching = watch.clone();
+        bound.intercept = Some(Arc::new(move |request| {
+            let fault = || watching.lock().choose(request).map(Intercepted::Fault);
+            controls(request).map(Intercepted::Control).or_else(fault)
+        }));
+        let config = Config { database: database.config().database, ..config.clone() };
+        Ok(Running { server: bound.start(config, || {})?, database, watch, saved: Mutex::default() })
+    }
+
     /// Saves the users, their credentials, the idempotency keys and the next id of one snapshot: as the state of a name,
     /// instead of an older one, or as the state at the start. A create that is committed meanwhile may have moved the next
     /// id, which is read last, so that it follows all ids of the snapshot.
@@ -80,8 +81,11 @@ impl Control {
             return Err(Refused::new(404, "no state was saved under this name"));
         }
         self.run(&restore, deadline)?;
-        self.app.operations.throttle.advance(Duration::from_secs(60));
-        self.watch.lock().forget(name.is_none());
+        self.server.app.operations.throttle.advance(Duration::from_secs(60));
+        match name {
+            Some(_) => self.watch.lock().fail_none(),
+            None => *self.watch.lock() = Watch::default(),
+        }
         Ok(())
     }
 
@@ -93,7 +97,7 @@ impl Control {
             time.as_secs_f64()
         );
         self.run(&age, deadline)?;
-        self.app.operations.throttle.advance(time);
+        self.server.app.operations.throttle.advance(time);
         Ok(())
     }
 
@@ -123,7 +127,7 @@ impl Control {
     /// Returns whether the statements were executed before `end`; otherwise nothing is changed.
     fn try_run(&self, sql: &str, end: Instant) -> Result<bool, Error> {
         let left = end.saturating_duration_since(Instant::now()).as_millis().max(1);
-        let mut client = Client::connect(&self.url, NoTls)?;
+        let mut client = Client::connect(self.database.url(), NoTls)?;
         client.batch_execute(&format!(
             "set lock_timeout = '50ms'; set statement_timeout = {left}; set jit = off; begin; {sql}"
         ))?;
