@@ -116,13 +116,12 @@ pub mod internals {
     pub use crate::error::Error;
     pub use crate::frontend::http1::framing::Framing;
     pub use crate::frontend::http1::{Arrived, Parsed};
-    pub use crate::http::percent_decode;
     pub use crate::operations::{Command, Create, Delete, Outcome, Update, list::PAGES};
     pub use crate::private_postgres::{Cluster, Shared, connection_string};
     pub use crate::users::idempotency::{Fingerprint, Key};
     pub use crate::users::password::Hasher;
     pub use crate::users::revision::{Condition, Revision};
-    pub use crate::users::user::{MAX_USER_BYTES, NewUser, USUAL, UserChanges};
+    pub use crate::users::user::{MAX_USER_BYTES, NewUser, UserChanges};
 
     /// Returns the operations of a service, for what HTTP does not offer.
     pub fn operations(app: &crate::App) -> &crate::operations::Operations {

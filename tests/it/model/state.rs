@@ -165,7 +165,7 @@ impl<'a> Seen<'a> {
 
 /// The id that a segment of a path names, percent-decoded.
 pub fn canonical(segment: &str) -> Option<i64> {
-    let decoded = userd::internals::percent_decode(segment)?;
+    let decoded = percent_encoding::percent_decode_str(segment).decode_utf8().ok()?;
     let id: i64 = decoded.parse().ok()?;
     (id > 0 && id.to_string() == decoded).then_some(id)
 }
