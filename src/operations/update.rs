@@ -63,11 +63,11 @@ impl Update {
 /// Returns no row if nothing is changed.
 pub(crate) const UPDATE: &str = "
     update users
-    set name = coalesce($5, name), email = coalesce($6, email),
+    set name = coalesce($5::text, name), email = coalesce($6::text, email),
         updated_at = least(greatest(now(), updated_at + interval '1 microsecond'),
             timestamptz '9999-12-31T23:59:59.999999Z')
     where id = $1 and ($2::boolean or version = $3::bigint and updated_at = $4::timestamptz)
-        and (name::text <> coalesce($5, name) or email::text <> coalesce($6, email))
+        and (name::text <> coalesce($5::text, name) or email::text <> coalesce($6::text, email))
     returning id, name, email, created_at, updated_at, version";
 
 /// $7: the hash of the new password, or null, which removes the password. A delete finds only rows of its snapshot: so
@@ -79,13 +79,13 @@ pub(crate) const UPDATE_PASSWORD: &str = "
         for no key update
     ), updated as (
         update users
-        set name = coalesce($5, name), email = coalesce($6, email),
+        set name = coalesce($5::text, name), email = coalesce($6::text, email),
             version = version + bigint '1',  -- has the trigger draw another one, also at the last moment that there is
             updated_at = least(greatest(now(), updated_at + interval '1 microsecond'),
                 timestamptz '9999-12-31T23:59:59.999999Z')
         where id = any (array(select id from target))
             and ($7::text is not null or exists (select from credentials where user_id = $1)
-                or name::text <> coalesce($5, name) or email::text <> coalesce($6, email))
+                or name::text <> coalesce($5::text, name) or email::text <> coalesce($6::text, email))
         returning id, name, email, created_at, updated_at, version
     ), stored as (
         insert into credentials (user_id, password_hash) select id, $7 from updated where $7::text is not null
