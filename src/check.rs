@@ -8,12 +8,11 @@ pub use crate::db::findings::{Finding, Weight};
 
 use crate::db::connect::{Servers, Sessions};
 use crate::db::findings::{BLOCKED, add, hazards};
-use crate::db::migrate::{Migrations, connect_migrated, refuse_one_session};
-use crate::db::session::{Param, lines};
-use crate::db::{TABLES, WRITTEN, counts};
+use crate::db::migrate::{Migrations, connect_migrated, elsewhere, refuse_one_session};
+use crate::db::{counts, session::lines};
 use crate::{config::Config, error::StartError};
 use Weight::{Fine, Note, Problem};
-use postgres::types::Type;
+use postgres::{Client, Error, types::Type};
 
 /// The options of a check.
 #[derive(Debug, Clone, Copy)]
@@ -35,10 +34,6 @@ pub enum Changes {
     WithTriggers,
 }
 
-/// Names of tables as parameters.
-const READS: Param = (&TABLES, Type::TEXT_ARRAY);
-const WRITES: Param = (&WRITTEN, Type::TEXT_ARRAY);
-
 /// Limits of the server.
 const LIMITS: &str = "\
     select format('its encoding is %s, not UTF8: names and addresses that do not fit get 500', encoding) \
@@ -46,43 +41,31 @@ const LIMITS: &str = "\
     union all select 'it accepts no changes: a standby, or default_transaction_read_only is on' \
     where current_setting('transaction_read_only') = 'on'";
 
-/// Rights that requests and commands need and the role lacks; if $1 is set, those of migrations, too. $2: names of tables,
-/// $3: of those that are written, $4: of what migrations make. Tables that do not exist yet are left out.
-const MISSING_RIGHTS: &str = "\
-    select format('the role may not %s %s', lower(action), name) \
-    from unnest($2::text[]) name, unnest(array['SELECT', 'INSERT', 'UPDATE', 'DELETE']) action \
-    where not has_table_privilege(to_regclass(name)::oid, action) \
-        and (action = 'SELECT' or name = any ($3::text[])) \
-    union all \
-    select format('the role does not own %s', string_agg('the ' || pg_describe_object(class, object, 0), ', ' order by position)) \
-    from unnest($4::text[]) with ordinality as made (name, position), lateral ( \
-        select 'pg_class'::regclass::oid as class, oid as object, relowner as owner from pg_class \
-            where oid = to_regclass(name)::oid and relkind::text = 'r' \
-        union all select 'pg_proc'::regclass::oid, oid, proowner from pg_proc where oid = to_regprocedure(name || '()')::oid \
-    ) as objects where $1 and not pg_has_role(owner, 'USAGE') having count(*) > bigint '0'";
-
-/// Other roles that may read hashes, by grants on tables, columns and views. The second column is true if all roles may.
+/// Other roles that may read hashes, by grants on tables, columns and views, or use the rights of a function's owner. The second
+/// column is true if all roles may.
 const READERS: &str = "\
     with recursive readable as ( \
-        select oid from unnest(array['credentials', 'idempotency_keys']) name join pg_class on oid = to_regclass(name)::oid \
+        select oid from pg_class where oid in (to_regclass('credentials')::oid, to_regclass('idempotency_keys')::oid) \
         union select ev_class from readable join pg_depend on refobjid = readable.oid and classid = 'pg_rewrite'::regclass::oid \
             join pg_rewrite r on r.oid = objid \
-    ), grants as ( \
-        select oid, relacl as acl from pg_class where relacl is not null \
-        union all select attrelid, attacl from pg_attribute where attacl is not null \
-    ), named as ( \
-        select distinct grantee, case when grantee = oid '0' then 'public' else quote_ident(rolname::text) end as reader, \
-            format('%I.%I', nspname, relname) as name \
-        from readable join grants g on g.oid = readable.oid join pg_class c on c.oid = readable.oid \
-            join pg_namespace n on n.oid = relnamespace, \
-            aclexplode(acl) left join pg_roles on pg_roles.oid = grantee \
-        where privilege_type = 'SELECT' and grantee <> relowner and not coalesce(rolsuper, false) \
-            and rolname is distinct from current_user and rolname::text is distinct from 'pg_read_all_data' \
+    ), granted as ( \
+        select relowner as owner, acl, format('%I.%I', nspname, relname) as name, '%1$s may read %2$s, which has hashes of \
+            passwords: `revoke select on %2$s from %1$s`%3$s' as line \
+        from readable join pg_class c on c.oid = readable.oid join pg_namespace n on n.oid = relnamespace, \
+            lateral (select relacl union all select attacl from pg_attribute where attrelid = c.oid) as acls (acl) \
+        union all \
+        select proowner, coalesce(proacl, acldefault('f', proowner)), format('%I.%I()', nspname, proname), \
+            '%1$s may make %2$s a trigger of its own table, which would write ours: `revoke execute on function %2$s from %1$s`' \
+        from pg_proc p join pg_namespace n on n.oid = pronamespace \
+        where prosecdef and proname::text in ('user_counts_record', 'user_counts_reset', 'idempotency_erase') \
+            and nspname = current_schema() \
     ) \
-    select format('%1$s may read %2$s, which has hashes of passwords: `revoke select on %2$s from %1$s`%3$s', \
-            reader, name, case when grantee <> oid '0' then ', unless it runs userd' end), \
-        grantee = oid '0' \
-    from named order by 1";
+    select distinct format(line, case when grantee = oid '0' then 'public' else quote_ident(rolname::text) end, name, \
+        case when grantee <> oid '0' then ', unless it runs userd' end), grantee = oid '0' \
+    from granted, aclexplode(acl) left join pg_roles on pg_roles.oid = grantee \
+    where privilege_type in ('SELECT', 'EXECUTE') and grantee <> owner and not coalesce(rolsuper, false) \
+        and rolname is distinct from current_user and rolname::text is distinct from 'pg_read_all_data' \
+    order by 1";
 
 /// A line if addresses are in another form than NFC, which only a database in UTF8 can tell. The statement leaves out
 /// addresses that another user has in NFC.
@@ -95,21 +78,15 @@ const NOT_NORMALIZED: &str = "\
     from users where case when getdatabaseencoding() = 'UTF8' then email::text is not nfc normalized end \
     having count(*) > 0";
 
-/// Statements that give the role $1 the rights to run a service, one in each row. $2: names of tables, $3: of those that
-/// are written.
+/// Statements that give the role $1 the rights to run a service, one in each row.
 const GRANTS: &str = "\
-    select format(line, current_database(), current_schema(), rolname, pg_get_serial_sequence('users', 'id'), \
-        written, read) \
-    from pg_roles, (select string_agg(format('%I.%I', current_schema(), name), ', ') \
-                filter (where name = any ($3::text[])) as written, \
-            string_agg(format('%I.%I', current_schema(), name), ', ') \
-                filter (where name <> all ($3::text[])) as read \
-        from unnest($2::text[]) name) as tables, unnest(array[ \
-        'grant connect on database %1$I to %3$I;', \
-        'grant usage on schema %2$I to %3$I;', \
-        'grant select, insert, update, delete on %5$s to %3$I;', \
-        'grant select on %6$s to %3$I;', \
-        'grant select on sequence %4$s to %3$I;']) as line \
+    select format(line, current_schema(), rolname, current_database(), pg_get_serial_sequence('users', 'id')) \
+    from pg_roles, unnest(array[ \
+        'grant connect on database %3$I to %2$I;', \
+        'grant usage on schema %1$I to %2$I;', \
+        'grant select, insert, update, delete on %1$I.users, %1$I.credentials, %1$I.idempotency_keys to %2$I;', \
+        'grant select on %1$I.user_counts, %1$I.refinery_schema_history to %2$I;', \
+        'grant select on sequence %4$s to %2$I;']) as line \
     where rolname = $1";
 
 /// Applies the migrations that the database lacks; `anew`: also if another schema has tables of userd. Returns a line for each,
@@ -119,15 +96,17 @@ pub fn migrate(config: &Config, anew: bool) -> Result<Vec<String>, StartError> {
     let applied = migrations.bring_up(&servers, true, anew)?;
     let mut lines: Vec<_> = applied.iter().map(|name| format!("applied {name}")).collect();
     if !lines.is_empty() {
-        let others = migrations.elsewhere(&mut servers.connect_for_long()?)?;
-        lines.extend(others.into_iter().map(not_used));
+        lines.extend(unused(&mut servers.connect_for_long()?)?);
     }
     Ok(lines)
 }
 
-/// Says that another schema has tables of userd.
-fn not_used((schema, _): (String, String)) -> String {
-    format!("userd's tables are in the schema {schema:?}, too, and their users are not used here")
+/// Returns a line for each other schema that has tables of userd.
+fn unused(client: &mut Client) -> Result<impl Iterator<Item = String>, Error> {
+    let line = |(schema, _)| {
+        format!("userd's tables are in the schema {schema:?}, too, and their users are not used here")
+    };
+    Ok(elsewhere(client)?.into_iter().map(line))
 }
 
 /// Counts all users anew. Returns a line with their number. Blocks while they are counted.
@@ -137,7 +116,7 @@ pub fn recount(config: &Config) -> Result<String, StartError> {
 
 /// Returns the statements that let a role run a service on the database, each with its semicolon.
 pub fn grants(config: &Config, role: &str) -> Result<Vec<String>, StartError> {
-    let grants = lines(&mut connect_migrated(config)?, GRANTS, &[(&role, Type::TEXT), READS, WRITES])?;
+    let grants = lines(&mut connect_migrated(config)?, GRANTS, &[(&role, Type::NAME)])?;
     if grants.is_empty() {
         return Err(StartError::Statement(format!("there is no role {role:?}")));
     }
@@ -166,9 +145,9 @@ fn examine(config: &Config, options: Options, findings: &mut Vec<Finding>) -> Re
     let warnings = servers.target.warnings.iter().map(|line| format!("DATABASE_URL: {line}"));
     add(findings, Note, "configuration", warnings);
     let client = &mut servers.connect_for_long()?;
-    add(findings, Fine, "database", [format!("connected to {}", servers.target)]);
     let version: String = client.query_typed_one("select current_setting('server_version')", &[])?.get(0);
-    add(findings, Fine, "database", [format!("PostgreSQL {version}")]);
+    let connected = [format!("connected to {}", servers.target), format!("PostgreSQL {version}")];
+    add(findings, Fine, "database", connected);
     add(findings, Note, "database", lines(client, LIMITS, &[])?);
     if servers.sessions() == Sessions::SetOwn && servers.lends(servers.connect_for_long()?) {
         let line = "a pooler lends its sessions for one transaction each: userd needs DB_PREPARED=false";
@@ -176,19 +155,8 @@ fn examine(config: &Config, options: Options, findings: &mut Vec<Finding>) -> Re
     }
     let missing = migrations.missing(&servers, client, false);
     hazards(&servers, client, missing.is_ok(), findings)?;
-    if !servers.sessions().keep_statements()
-        && missing.is_ok()
-        && !findings.iter().any(|finding| finding.subject == "settings")
-    {
-        add(findings, Fine, "settings", ["the role has the settings that userd needs behind a pooler"]);
-    }
-    match &missing {
+    match missing {
         Err(line) => add(findings, Problem, "migrations", [line]),
-        Ok(None) => {
-            add(findings, Fine, "migrations", ["all are applied"]);
-            let others = migrations.elsewhere(client)?.into_iter().map(not_used);
-            add(findings, Note, "schema", others);
-        }
         Ok(Some(names)) => {
             let (weight, what) = match (names.is_empty(), config.migrate) {
                 (true, _) => (Problem, "the database has others than this userd"),
@@ -196,36 +164,38 @@ fn examine(config: &Config, options: Options, findings: &mut Vec<Finding>) -> Re
                 (false, false) => (Problem, "`userd migrate` applies what is missing"),
             };
             add(findings, weight, "migrations", [format!("{what}: {}", names.join(", "))]);
+            if config.migrate {
+                let blocked = lines(client, BLOCKED, &[(&migrations.made(), Type::TEXT_ARRAY)])?;
+                add(findings, Problem, "privileges", blocked);
+                add(findings, Problem, "migrations", refuse_one_session(&servers, client).err());
+            }
+        }
+        Ok(None) => {
+            add(findings, Fine, "migrations", ["all are applied"]);
+            add(findings, Note, "schema", unused(client)?);
+            findings.extend(serve(client, &migrations, options)?);
         }
     }
-    let migrates = config.migrate && matches!(missing, Ok(Some(_)));
-    let mut lacking = if migrates { lines(client, BLOCKED, &[])? } else { Vec::new() };
-    let rights = [(&migrates as &_, Type::BOOL), READS, WRITES, (&migrations.made(), Type::TEXT_ARRAY)];
-    lacking.extend(lines(client, MISSING_RIGHTS, &rights)?);
-    let fine = lacking.is_empty().then_some("the role may do all that is needed");
-    add(findings, Fine, "privileges", fine);
-    let lacking_rights = !lacking.is_empty();
-    add(findings, Problem, "privileges", lacking);
-    if migrates {
-        add(findings, Problem, "migrations", refuse_one_session(&servers, client).err());
+    Ok(())
+}
+
+/// Returns the findings of a database that has all migrations.
+fn serve(client: &mut Client, migrations: &Migrations, options: Options) -> Result<Vec<Finding>, Error> {
+    let mut findings = trial::run(client, migrations, options.changes)?;
+    if findings.is_empty() {
+        let fine = "creates, reads, changes and deletes do what they should";
+        add(&mut findings, Fine, "service", [fine]);
     }
-    if !matches!(missing, Ok(None)) || lacking_rights {
-        return Ok(());
-    }
-    let found = trial::run(client, &migrations, options.changes)?;
-    let fine = found.is_empty().then_some("creates, reads, changes and deletes do what they should");
-    add(findings, Fine, "service", fine);
-    findings.extend(found);
     for row in client.query_typed(READERS, &[])? {
         let weight = if row.get(1) { Problem } else { Note };
-        add(findings, weight, "privileges", [row.get::<_, String>(0)]);
+        add(&mut findings, weight, "privileges", [row.get::<_, String>(0)]);
     }
     if options.counts {
         match counts::compare(client) {
-            Ok(line) => add(findings, Fine, "tables", [line]),
-            Err(line) => add(findings, Problem, "tables", [line]),
+            Ok(line) => add(&mut findings, Fine, "tables", [line]),
+            Err(line) => add(&mut findings, Problem, "tables", [line]),
         }
-        add(findings, Problem, "tables", lines(client, NOT_NORMALIZED, &[])?);
+        add(&mut findings, Problem, "tables", lines(client, NOT_NORMALIZED, &[])?);
     }
-    Ok(())
+    Ok(findings)
 }

@@ -45,7 +45,7 @@ const OPEN_SCHEMAS: &str = "\
             (select oid from pg_roles where rolname = current_user)) \
     order by 1";
 
-/// Obstacles that keep the role from making tables, with the statement that ends each. If a schema of the search_path has a
+/// Obstacles that keep the role from applying migrations, with the statement that ends each. $1: names of what they make. If a schema of the search_path has a
 /// history that the role may not read, that comes first: it may be userd's, and other tables would be without its users.
 pub const BLOCKED: &str = "\
     select case when pg_is_in_recovery() then 'it is a standby: DATABASE_URL has to name the primary' else \
@@ -71,25 +71,38 @@ pub const BLOCKED: &str = "\
     union all \
     select format('the role may not create tables, as its search_path is empty (3F000): \
         `alter role %I in database %I set search_path = \"$user\", public`', session_user, current_database()) \
-    where current_setting('search_path') in ('', '\"\"')";
+    where current_setting('search_path') in ('', '\"\"') \
+    union all \
+    select format('the role does not own %s', string_agg('the ' || pg_describe_object(class, object, 0), ', ' order by position)) \
+    from unnest($1::text[]) with ordinality as made (name, position), lateral ( \
+        select tableoid::oid as class, oid as object, relowner as owner from pg_class \
+            where oid = to_regclass(name)::oid and relkind::text = 'r' \
+        union all select tableoid::oid, oid, proowner from pg_proc where oid = to_regprocedure(name || '()')::oid \
+    ) as objects where not pg_has_role(owner, 'USAGE') having count(*) > bigint '0'";
 
-/// Columns and rules of another program that fail creates, with the ways out. A rule that another program needs stays if
-/// userd goes into another schema. $1: names of tables.
+/// Columns, rules and settings that fail creates or leave them uncounted, with the ways out. A rule that another program needs
+/// stays if userd goes into another schema. $1: names of tables.
 const ADDED: &str = "\
     with ours as ( \
         select oid, relname, format('%I.%I', current_schema(), relname) as qualified \
         from unnest($1::text[]) name join pg_class on oid = to_regclass(name)::oid \
     ) \
-    select format('creates get 500, as another program''s column %1$I of %2$s has no default: \
-        `alter table %2$s alter %1$I drop not null`, or give userd a schema of its own', attname, qualified) \
+    select format('creates get 500, as the column %1$I of %2$s has no default: `alter table %2$s alter %1$I %3$s`', \
+        attname, qualified, case attname::text when 'id' then 'add generated always as identity' \
+            when 'created_at' then 'set default now()' when 'updated_at' then 'set default now()' \
+            when 'version' then 'set default floor(random() * float8 ''1e15'')::bigint' else 'drop not null' end) \
     from ours join pg_attribute on attrelid = oid \
     where attnum > 0 and not attisdropped and attnotnull and not atthasdef and attidentity::text = '' \
-        and attname::text <> all (array['id', 'name', 'email', 'created_at', 'updated_at', 'version', 'user_id', \
-            'password_hash', 'key', 'answer', 'expires_at', 'block', 'n']) \
+        and attname::text <> all (array['name', 'email', 'user_id', 'password_hash', 'key', 'expires_at', 'block', 'n']) \
+        and relname::text <> 'refinery_schema_history' \
     union all \
     select format('changes get 500, as another program''s rule %1$I on %2$s rewrites them: \
         `drop rule %1$I on %2$s`, or give userd a schema of its own', rulename, qualified) \
-    from ours join pg_rewrite on ev_class = ours.oid";
+    from ours join pg_rewrite on ev_class = ours.oid \
+    union all \
+    select format('no trigger is fired, so that totals and pages get wrong: \
+        `alter role %I in database %I set session_replication_role = origin`', session_user, current_database()) \
+    where current_setting('session_replication_role') = 'replica'";
 
 /// Tables of which the role does not see all rows. $1: names of tables.
 pub const ROW_SECURITY: &str = "\

@@ -35,22 +35,22 @@ const SCHEMA: &str = "\
     select current_schema()::text, source in ('client', 'session'), setting !~ '[,$]' \
     from pg_settings where name = 'search_path'";
 
-/// Other schemas that have users, and a history with one of the checksums $1, each with the statement that has the role use it. Views,
-/// policies and types are left out, as functions of another role would be executed, and a lock is waited for briefly.
+/// Other schemas that have the tables $1 and give the role a use of them, each with a line that says how.
 const ELSEWHERE: &str = "\
-    select nspname::text, format('alter role %I in database %I set search_path = %I', \
+    select nspname::text, format('the schema \"%s\" has userd''s tables, and the search_path leads to %s: \
+        `alter role %I in database %I set search_path = %I` uses them, as does options=-csearch_path=NAME in DATABASE_URL; \
+        `userd migrate` makes other tables', nspname, coalesce('the schema \"' || current_schema()::text || '\"', 'no schema'), \
         session_user, current_database(), nspname) \
-    from pg_class c join pg_namespace n on n.oid = relnamespace \
-    where relname::text = 'refinery_schema_history' and relkind::text = 'r' and relpersistence::text = 'p' \
-        and not relrowsecurity and nspname::text is distinct from current_schema()::text \
-        and case when has_schema_privilege(n.oid, 'USAGE') and has_table_privilege(c.oid, 'SELECT') \
-            and exists (select from pg_attribute where attrelid = c.oid and attname::text = 'checksum' \
-                and atttypid::regtype::text in ('character varying', 'text')) \
-            and to_regclass(quote_ident(nspname::text) || '.users') is not null \
-            and set_config('lock_timeout', '1s', true) is not null \
-        then query_to_xml(format('select from only %I.refinery_schema_history where checksum::text = any (%L::text[])', \
-            nspname, $1::text[]), true, true, '')::text <> '' end \
+    from pg_namespace n \
+    where nspname is distinct from current_schema() and has_schema_privilege(n.oid, 'USAGE') and not exists ( \
+        select from unnest($1::text[]) name where not exists ( \
+            select from pg_class c where relnamespace = n.oid and relname::text = name and relkind::text = 'r' \
+                and relpersistence::text = 'p' and has_table_privilege(c.oid, 'SELECT'))) \
     order by 1";
+
+/// Remedy for a role that lacks rights.
+pub const GRANTS_HINT: &str =
+    ": `userd grants ROLE`, as the role that owns the tables, prints the grants of a role";
 
 /// The table in which refinery keeps the migrations that were applied.
 pub const HISTORY: &str = "refinery_schema_history";
@@ -84,7 +84,6 @@ impl Migrations {
     }
 
     /// Returns the names of the tables, indexes and functions that they make.
-    #[cfg(feature = "command")]
     pub fn made(&self) -> Vec<&str> {
         self.0.iter().flat_map(names_in).collect()
     }
@@ -99,29 +98,14 @@ impl Migrations {
         self.0.iter().fold(0, |digest: u64, migration| digest.rotate_left(1) ^ migration.checksum())
     }
 
-    /// Returns the statement that makes a function (`name()`), a trigger or an index, in one line without comments.
+    /// Returns the statement that begins so, in one line without comments.
     #[cfg(feature = "command")]
-    pub fn making(&self, name: &str) -> Option<String> {
-        let end = if name.ends_with("()") { " $$;" } else { ";" };
-        let begins =
-            ["function", "trigger", "index", "unique index"].map(|kind| format!("create {kind} {name} "));
-        let all = self.0.iter().filter_map(Migration::sql);
-        let statement = |sql: &str| {
-            let at = begins.iter().find_map(|begin| sql.find(begin))?;
-            let length = sql[at..].find(end)? + end.len() - 1;
-            let lines = sql[at..at + length].lines().map(str::trim).filter(|line| !line.starts_with("--"));
-            Some(lines.collect::<Vec<_>>().join(" "))
-        };
-        all.into_iter().find_map(statement)
-    }
-
-    /// Returns the default of a column.
-    #[cfg(feature = "command")]
-    pub fn default_of(&self, column: &str) -> Option<&str> {
-        let column = format!("{column} ");
-        let mut lines = self.0.iter().filter_map(Migration::sql).flat_map(str::lines).map(str::trim);
-        lines.find_map(|line| {
-            Some(line.strip_prefix(&column)?.split_once(" default ")?.1.trim_end_matches(','))
+    pub fn statement(&self, begin: &str) -> Option<String> {
+        let end = if begin.starts_with("create function") { " $$;" } else { ";" };
+        self.0.iter().filter_map(Migration::sql).find_map(|sql| {
+            let (statement, _) = sql[sql.find(begin)?..].split_once(end)?;
+            let lines = statement.lines().map(str::trim).filter(|line| !line.starts_with("--"));
+            Some(lines.collect::<Vec<_>>().join(" ") + end.trim_end_matches(';'))
         })
     }
 
@@ -160,66 +144,32 @@ impl Migrations {
         anew: bool,
     ) -> Result<Option<Vec<String>>, String> {
         let mut find = || {
-            self.find_schema(servers, client, anew)?;
+            let anew = use_schema(servers, client)? || anew;
             // If another replica has migrated between the two looks, its tables seem to be another program's.
-            self.look(client).or_else(|_| self.look(client))
+            self.look(client, anew).or_else(|_| self.look(client, anew))
         };
         find().map_err(|error| explain(&*error))
     }
 
-    /// Has the sessions use the schema that the settings lead to. An error if another schema has the tables of a service and
-    /// this one has not: they would be left without a word. The connection string may ask for that, and `anew`.
-    fn find_schema(&self, servers: &Servers, client: &mut Client, anew: bool) -> Result<(), Box<dyn Error>> {
-        let row = client.query_typed_one(SCHEMA, &[])?;
-        let (schema, is_set, is_one): (Option<String>, bool, bool) = (row.get(0), row.get(1), row.get(2));
-        let options = servers.target.hosts[0].get_options().unwrap_or_default().replace('\\', "");
-        let asks = options.contains("search_path");
-        if let Some(schema) = &schema {
-            if asks && !is_set && !options.contains(schema) {
-                return Err(format!(
-                    "a pooler ignores `options` of DATABASE_URL, and the session has the schema {schema:?}"
-                )
-                .into());
-            }
-            servers.keep_schema(client, schema)?;
-        }
-        let lacks = match Migrations::ask(client) {
-            Ok(rows) => !self.is_ours(&rows),
-            Err(error) => lacks_table(&error) || is_of_other_columns(&error),
+    /// Looks once for [`Migrations::missing`]: at the history, at other schemas, then at names.
+    fn look(&self, client: &mut Client, anew: bool) -> Result<Option<Vec<String>>, Box<dyn Error>> {
+        let (rows, is_foreign) = match Migrations::ask(client) {
+            Ok(rows) => (Some(rows), false),
+            Err(error) if lacks_table(&error) => (None, false),
+            Err(error) if is_of_other_columns(&error) => (None, true),
+            Err(error) => return Err((explain(&error) + GRANTS_HINT).into()),
         };
-        if anew || !lacks || asks && is_set && is_one {
-            return Ok(());
+        let rows = rows.unwrap_or_default();
+        let is_ours = self.is_ours(&rows);
+        if !is_ours && !anew {
+            elsewhere(client)?.into_iter().next().map_or(Ok(()), |(_, line)| Err(line))?;
         }
-        let elsewhere = self.elsewhere(client)?;
-        let Some((other, remedy)) = elsewhere.first() else { return Ok(()) };
-        let schema = schema.map_or("no schema".to_owned(), |name| format!("the schema {name:?}"));
-        Err(format!(
-            "the schema {other:?} has userd's tables, and the search_path leads to {schema}: `{remedy}` uses them, as \
-             does options=-csearch_path=… in DATABASE_URL; `userd migrate` makes other tables"
-        )
-        .into())
-    }
-
-    /// Looks once for [`Migrations::missing`]: at the history, then at names.
-    fn look(&self, client: &mut Client) -> Result<Option<Vec<String>>, Box<dyn Error>> {
-        let rows = match Migrations::ask(client) {
-            Ok(rows) => rows,
-            Err(error) if lacks_table(&error) => Vec::new(),
-            Err(error) if is_of_other_columns(&error) => {
-                refuse_names_of_another_program(client, &[HISTORY])?;
-                return Err(error.into());
-            }
-            Err(error) => {
-                let hint =
-                    "`userd grants ROLE`, as the role that owns the tables, prints the grants of a role";
-                return Err(format!("{}: {hint}", explain(&error)).into());
-            }
-        };
+        if is_foreign || !is_ours && !rows.is_empty() {
+            refuse_names_of_another_program(client, &[HISTORY])?;
+        }
         if rows.is_empty() {
             let hidden = lines(client, ROW_SECURITY, &[(&vec![HISTORY], Type::TEXT_ARRAY)])?;
             hidden.into_iter().next().map_or(Ok(()), Err)?;
-        } else if !self.is_ours(&rows) {
-            refuse_names_of_another_program(client, &[HISTORY])?;
         }
         let missing = self.judge(&rows)?;
         let lacks = |one: &&Migration| missing.as_ref().is_some_and(|names| names.contains(&one.to_string()));
@@ -229,16 +179,6 @@ impl Migrations {
         let made = lacking.into_iter().flat_map(names_in).filter(|name| !ours.contains(name));
         refuse_names_of_another_program(client, &made.collect::<Vec<_>>())?;
         Ok(missing)
-    }
-
-    /// Returns the other schemas that have these migrations, or those that are built in, each with the statement that has the
-    /// role use it.
-    pub fn elsewhere(&self, client: &mut Client) -> Result<Vec<(String, String)>, postgres::Error> {
-        let built_in = embedded::migrations::runner();
-        let all = self.0.iter().chain(built_in.get_migrations());
-        let checksums: Vec<_> = all.map(|migration| migration.checksum().to_string()).collect();
-        let rows = client.query_typed(ELSEWHERE, &[(&checksums, Type::TEXT_ARRAY)])?;
-        Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
     }
 
     /// Applies the migrations that the database lacks; returns their names. If `may` is not set, an error says what to do.
@@ -253,7 +193,7 @@ impl Migrations {
             return Err(StartError::NotMigrated(missing));
         }
         // A start goes on if the catalog cannot be read.
-        let blocked = lines(&mut client, BLOCKED, &[]).unwrap_or_default();
+        let blocked = lines(&mut client, BLOCKED, &[(&self.made(), Type::TEXT_ARRAY)]).unwrap_or_default();
         if !blocked.is_empty() {
             return Err(StartError::Migration(blocked.join("; ")));
         }
@@ -283,6 +223,28 @@ impl Migrations {
         applied.iter().for_each(|migration| log::info!("applied migration {migration}"));
         Ok(applied)
     }
+}
+
+/// Has the sessions use the schema that the settings lead to. Returns true if the connection string names it.
+fn use_schema(servers: &Servers, client: &mut Client) -> Result<bool, Box<dyn Error>> {
+    let row = client.query_typed_one(SCHEMA, &[])?;
+    let (schema, is_set, is_one): (Option<String>, bool, bool) = (row.get(0), row.get(1), row.get(2));
+    let options = servers.target.hosts[0].get_options().unwrap_or_default().replace('\\', "");
+    let asks = options.contains("search_path");
+    if let Some(schema) = schema {
+        if asks && !is_set && !options.contains(&schema) {
+            let line = "a pooler ignores `options` of DATABASE_URL, and the session has the schema";
+            return Err(format!("{line} {schema:?}").into());
+        }
+        servers.keep_schema(client, &schema)?;
+    }
+    Ok(asks && is_set && is_one)
+}
+
+/// Returns the names of other schemas that have userd's tables, each with a line that says how to use them.
+pub fn elsewhere(client: &mut Client) -> Result<Vec<(String, String)>, postgres::Error> {
+    let rows = client.query_typed(ELSEWHERE, &[(&TABLES, Type::TEXT_ARRAY)])?;
+    Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
 }
 
 /// Checks that migrations could have transactions, and two sessions at once, which some poolers do not give. The error is

@@ -195,10 +195,22 @@ pub fn is_contended(error: &postgres::Error) -> bool {
     matches!(code(error), "55P03" | "40P01" | "40001")
 }
 
-/// Returns whether a table lacks the unique index that `on conflict` names (SQLSTATE 42P10).
+/// Returns whether a statement may succeed later: it has met a lock or a concurrent transaction, or was cancelled.
 #[cfg(feature = "command")]
-pub fn lacks_unique_index(error: &postgres::Error) -> bool {
-    code(error) == "42P10"
+pub fn is_transient(error: &postgres::Error) -> bool {
+    is_contended(error) || code(error) == "57014"
+}
+
+/// Returns whether a statement has changed rows in a transaction that only reads.
+#[cfg(feature = "command")]
+pub fn is_read_only(error: &postgres::Error) -> bool {
+    code(error) == "25006"
+}
+
+/// Returns whether the role lacks a right that a statement needs, not a function in it.
+#[cfg(feature = "command")]
+pub fn is_denied(error: &postgres::Error) -> bool {
+    code(error) == "42501" && error.as_db_error().is_some_and(|error| error.where_().is_none())
 }
 
 /// Returns whether a table does not exist (SQLSTATE 42P01, and 3F000 for its schema).

@@ -122,7 +122,7 @@ fn a_sequence_that_is_behind_is_named_in_the_log() {
     process.logs("[ERROR] the sequence of ids gave an id that is taken: `userd check` says how to mend it");
     assert_eq!(client.get("/users").json()["total"], 30);
     let (code, found) = check_of(&database, &[]);
-    let line = found.lines().find(|line| line.starts_with("problem  tables: the sequence of ids"));
+    let line = found.lines().find(|line| line.starts_with("problem  service: the sequence of ids"));
     assert_eq!(code, 1, "{found}");
     database.run(line.expect(&found).split('`').nth(1).expect("a statement"));
     assert_eq!(check_of(&database, &[]).0, 0);
@@ -524,7 +524,7 @@ fn a_sequence_of_another_name() {
         .run("insert into users (id, name, email) overriding system value values (7, 'n', 'n@example.com')");
     database.run("alter sequence users_id_seq1 rename to \"Ids\"");
     let (code, found) = check_of(&database, &[]);
-    let line = found.lines().find(|line| line.starts_with("problem  tables: the sequence of ids is at 1 "));
+    let line = found.lines().find(|line| line.starts_with("problem  service: the sequence of ids"));
     assert_eq!(code, 1, "{found}");
     database.run(line.expect(&found).split('`').nth(1).expect("a statement"));
     assert_eq!(check_of(&database, &[]).0, 0);

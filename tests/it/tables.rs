@@ -22,7 +22,7 @@ fn a_check_finds_a_sequence_behind_the_ids() {
     let problem = |what: &str| {
         let (code, said) = userd(&database.url(), &["check"]);
         let mut lines = said.lines().map(str::to_owned);
-        let found = lines.find(|line| line.starts_with("problem  tables: the sequence of ids"));
+        let found = lines.find(|line| line.starts_with("problem  service: the sequence of ids"));
         assert_eq!(code, i32::from(found.is_some()), "{what}: {said}");
         found
     };
@@ -323,9 +323,9 @@ fn a_role_that_owns_nothing_runs_the_service() {
                 as_owner(&format!("revoke {right} on {on} from \"{app}\""));
                 let (code, said) = userd(&url(&app), &["check"]);
                 let name = table.rsplit('.').next().unwrap();
-                let told = format!("problem  privileges: the role may not {right} {name}\n");
+                let told = format!("permission denied for table {name} (42501): `userd grants ROLE`");
                 assert!(kind || code == 1 && said.contains(&told), "{right} {table}: {said}");
-                let noted = said.contains("\nnote     tables: the role may not");
+                let noted = said.contains("\nnote     service: the role may not see the sequence");
                 assert!(code == 1 || noted, "{right} {table}: {said}");
                 as_owner(grant);
             }
