@@ -7,7 +7,7 @@ use crate::config::{Config, Database, nearest};
 use crate::error::ConfigError;
 use crate::http::percent_decode;
 use postgres::config::{Host, SslMode};
-use std::{borrow::Cow, collections::HashMap, error::Error, fmt, path::Path, time::Duration};
+use std::{borrow::Cow, collections::HashMap, error::Error, fmt, path::Path};
 
 /// Names that are honoured: the `postgres` crate takes all but the last line as libpq does; this file takes that.
 const KNOWN: &str = "user password dbname host hostaddr port options application_name connect_timeout keepalives keepalives_idle \
@@ -146,8 +146,9 @@ impl Target {
         given.retain(|name, value| !value.is_empty() || is_in(name, words));
         let (mode, tls) = tls_settings(&mut given)?;
         // The `postgres` crate counts in seconds.
-        let milliseconds = given.remove("tcp_user_timeout").map_or(Ok(10_000), |text| text.parse());
+        let milliseconds = given.get("tcp_user_timeout").map_or(Ok(10_000), |text| text.parse::<u32>());
         let milliseconds = milliseconds.map_err(|_| "tcp_user_timeout is not a number of milliseconds")?;
+        given.insert("tcp_user_timeout".to_owned(), milliseconds.div_ceil(1000).to_string());
         if given.get("target_session_attrs").is_some_and(|value| value == "primary") {
             given.insert("target_session_attrs".to_owned(), "read-write".to_owned());
         }
@@ -166,9 +167,6 @@ impl Target {
         let (hosts, most) = (count("host"), count("port").max(count("hostaddr")));
         let host = |at| {
             let mut config = postgres_config(&given, at)?;
-            if milliseconds > 0 {
-                config.tcp_user_timeout(Duration::from_millis(milliseconds));
-            }
             // TLS is never spoken over Unix sockets.
             let mode = if matches!(config.get_hosts(), [Host::Tcp(_)]) { mode } else { SslMode::Disable };
             if cfg!(not(feature = "tls")) && mode == SslMode::Require {
@@ -328,6 +326,7 @@ impl fmt::Display for Target {
 mod tests {
     use super::*;
     use postgres::config::{ChannelBinding, TargetSessionAttrs};
+    use std::time::Duration;
 
     /// Returns what an address comes to: the log line and the warnings, or `! ` and the error.
     fn shown(text: &str) -> String {
@@ -563,7 +562,7 @@ mod tests {
         assert_eq!(config.get_connect_timeout(), Some(&Duration::from_secs(3)));
         assert_eq!(config.get_application_name(), Some("it's"));
         assert_eq!(config.get_options(), Some(r"-c a=\ b"));
-        assert_eq!(config.get_tcp_user_timeout(), Some(&Duration::from_millis(1500)));
+        assert_eq!(config.get_tcp_user_timeout(), Some(&Duration::from_secs(2)));
         assert_eq!(config.get_keepalives_retries(), Some(4));
         assert_eq!(config.get_keepalives_idle(), Duration::from_secs(6));
         assert_eq!(config.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);

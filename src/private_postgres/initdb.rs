@@ -12,21 +12,17 @@ const CONFIGURATION: &str = "\n# Of userd\nshared_buffers = 24MB\n";
 /// Makes `pgdata`, complete or not there at all: made as `pgdata.new` and renamed. Blocks until `initdb` has ended.
 pub(super) fn initialize(directory: &ClusterDir, programs: &Path, more: &[&str]) -> Result<()> {
     let (program, new) = (programs.join("initdb"), directory.dir.join("pgdata.new"));
-    let run = |locale: &str| {
-        // If some of it stays, initdb says so.
-        let _ = fs::remove_dir_all(&new);
-        // initdb writes into a pipe and not into the log, as the disk may be full.
-        let mut initdb = directory.command(&program, Stdio::piped());
-        // A relative name: initdb cleans up when it fails, and the directory may have another name by then.
-        initdb.args(["-D", "pgdata.new", "-U", "postgres", "--auth=trust", "-E", "UTF8", locale]).args(more);
-        let output = initdb.output().map_err(ClusterError::io("run", &program))?;
-        let failure = || ClusterError::said(&format!("initdb failed ({})", output.status), &output.stderr);
-        if output.status.success() { Ok(()) } else { Err(directory.account.explain(failure())) }
-    };
-    // C.UTF-8 knows upper and lower case of every letter; C, which every system has, of a-z only.
-    if let Err(error) = run("--locale=C.UTF-8") {
-        run("--no-locale").map_err(|_| error)?;
-        log::warn!("the system has no locale C.UTF-8: upper and lower case of a to z alone are known");
+    // If some of it stays, initdb says so.
+    let _ = fs::remove_dir_all(&new);
+    // initdb writes into a pipe and not into the log, as the disk may be full.
+    let mut initdb = directory.command(&program, Stdio::piped());
+    // A relative name: initdb cleans up when it fails, and the directory may have another name by then. C.UTF-8 knows upper
+    // and lower case of every letter.
+    initdb.args(["-D", "pgdata.new", "-U", "postgres", "--auth=trust", "-E", "UTF8", "--locale=C.UTF-8"]);
+    let output = initdb.args(more).output().map_err(ClusterError::io("run", &program))?;
+    if !output.status.success() {
+        let failure = ClusterError::said(&format!("initdb failed ({})", output.status), &output.stderr);
+        return Err(directory.account.explain(failure));
     }
     let finish = || -> io::Result<()> {
         let mut file = OpenOptions::new().append(true).open(new.join("postgresql.conf"))?;

@@ -2,13 +2,14 @@
 
 pub use super::formats::is_hash;
 
+use super::email::normalized;
 use super::formats::{HashFormat, canonical};
 use crate::error::Error;
 use crate::secret::Secret;
 use argon2::{Algorithm, Argon2, Params, PasswordHasher, Version, password_hash::phc::PasswordHash as Phc};
 use serde_json::Value;
 use std::iter;
-use unicode_normalization::{UnicodeNormalization, is_nfc};
+use unicode_normalization::is_nfc;
 
 /// Bytes of the longest hash, as the column has it.
 const HASH_MAX: usize = 512;
@@ -49,11 +50,6 @@ pub enum Match {
     Current,
     /// The password matches the hash, which is to be replaced now that the password is known.
     Outdated,
-}
-
-/// Returns the password in Unicode's normalization form C, in which it is hashed: keyboards differ in how they write é.
-fn normalized(password: &Secret) -> String {
-    password.expose().nfc().collect()
 }
 
 /// Hashes and checks passwords at one cost.
@@ -98,7 +94,7 @@ impl Hasher {
     pub fn hash(&self, password: &Secret) -> Result<PasswordHash, Error> {
         let hash: Phc = self
             .argon2
-            .hash_password(normalized(password).as_bytes())
+            .hash_password(normalized(password.expose()).as_bytes())
             .map_err(|error| Error::Internal(format!("hashing a password: {error}")))?;
         Ok(PasswordHash(hash.to_string().into()))
     }
@@ -108,7 +104,7 @@ impl Hasher {
     /// an imported hash takes its own time. Blocks for the work of one hash; of two for a password in another form than NFC,
     /// which may have been hashed as it was sent.
     pub fn verify(&self, password: &Secret, hash: Option<&PasswordHash>) -> Match {
-        let (normalized, sent) = (normalized(password), password.expose());
+        let (normalized, sent) = (normalized(password.expose()), password.expose());
         let forms = || iter::once(&*normalized).chain((normalized != sent).then_some(sent));
         let known = hash.and_then(|hash| HashFormat::parse(hash.as_phc()).ok());
         let known = known.filter(|format| forms().any(|form| format.reads(form)));
