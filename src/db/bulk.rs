@@ -151,6 +151,16 @@ pub struct StagedUser {
     pub new: NewUser,
 }
 
+/// The staged lines that were removed, as their address or id is taken.
+pub struct Removed {
+    /// Number of lines whose address is a stored user's, if these are skipped.
+    pub existing: u64,
+    /// Number of the other lines.
+    pub taken: u64,
+    /// The first of these.
+    pub first: Vec<Taken>,
+}
+
 /// A staged line with an address or an id that is taken.
 pub struct Taken {
     /// The number of the line.
@@ -161,66 +171,35 @@ pub struct Taken {
     pub is_id: bool,
 }
 
-/// The staging of users, some of which it holds until the next insert.
-pub struct Stage<'a, 'c> {
-    import: &'a mut Transaction<'c>,
-    users: Vec<StagedUser>,
-    /// Number of users that were inserted.
-    inserted: u64,
+/// Stages users. Inserts of 2000 are the quickest.
+pub fn stage(import: &mut Transaction, users: &[StagedUser]) -> Result<(), Error> {
+    let row = |StagedUser { line, id, hash, created_at, updated_at, new }: &StagedUser| {
+        let NewUser { name, email, password: _ } = new;
+        json!({
+            "line": line,
+            "id": id,
+            "password_hash": hash.as_ref().map(PasswordHash::as_phc),
+            "created_at": created_at.map(timestamp::text),
+            "updated_at": updated_at.map(timestamp::text),
+            "name": name,
+            "email": email,
+        })
+    };
+    let rows: Value = users.iter().map(row).collect();
+    import.execute_typed(STAGE_ROWS, &[(&rows.to_string(), Type::TEXT)])?;
+    Ok(())
 }
 
-impl<'a, 'c> Stage<'a, 'c> {
-    pub fn begin(import: &'a mut Transaction<'c>) -> Result<Stage<'a, 'c>, Error> {
-        Ok(Stage { import, users: Vec::new(), inserted: 0 })
-    }
-
-    /// Stages a user.
-    pub fn add(&mut self, user: StagedUser) -> Result<(), Error> {
-        /// Users of an insert. Twice as many are no quicker.
-        const MAX_USERS: usize = 2000;
-        self.users.push(user);
-        if self.users.len() < MAX_USERS { Ok(()) } else { self.insert() }
-    }
-
-    fn insert(&mut self) -> Result<(), Error> {
-        let row = |StagedUser { line, id, hash, created_at, updated_at, new }: &StagedUser| {
-            let NewUser { name, email, password: _ } = new;
-            json!({
-                "line": line,
-                "id": id,
-                "password_hash": hash.as_ref().map(PasswordHash::as_phc),
-                "created_at": created_at.map(timestamp::text),
-                "updated_at": updated_at.map(timestamp::text),
-                "name": name,
-                "email": email,
-            })
-        };
-        let rows: Value = self.users.iter().map(row).collect();
-        self.inserted += self.import.execute_typed(STAGE_ROWS, &[(&rows.to_string(), Type::TEXT)])?;
-        self.users.clear();
-        Ok(())
-    }
-
-    /// Ends the staging. Returns the number of staged users.
-    pub fn end(mut self) -> Result<u64, Error> {
-        self.insert()?;
-        // The server collects no statistics of a temporary table by itself.
-        self.import.batch_execute("analyze pg_temp.userd_import")?;
-        Ok(self.inserted)
-    }
-}
-
-/// Removes the staged users whose address is stored already. Returns their number.
-pub fn skip_existing(import: &mut Transaction) -> Result<u64, Error> {
-    import.execute_typed(SKIP_EXISTING, &[])
-}
-
-/// Removes the staged lines whose address or id is taken. Returns at most `limit` of them, and their number.
-pub fn remove_taken(import: &mut Transaction, limit: i64) -> Result<(Vec<Taken>, u64), Error> {
+/// Removes the staged lines whose address is stored already, if it `skips_existing`, and those whose address or id is taken;
+/// lists at most `limit` of these.
+pub fn remove_taken(import: &mut Transaction, skips_existing: bool, limit: i64) -> Result<Removed, Error> {
+    // The server collects no statistics of a temporary table by itself.
+    import.batch_execute("analyze pg_temp.userd_import")?;
+    let existing = if skips_existing { import.execute_typed(SKIP_EXISTING, &[])? } else { 0 };
     let rows = import.query_typed(REMOVE_TAKEN, &[(&limit, Type::INT8)])?;
-    let count = rows.first().map_or(0, |row| row.get::<_, i64>(3).unsigned_abs());
-    let taken = |row: &Row| Taken { line: row.get(0), earlier: row.get(1), is_id: row.get(2) };
-    Ok((rows.iter().map(taken).collect(), count))
+    let taken = rows.first().map_or(0, |row| row.get::<_, i64>(3).unsigned_abs());
+    let line = |row: &Row| Taken { line: row.get(0), earlier: row.get(1), is_id: row.get(2) };
+    Ok(Removed { existing, taken, first: rows.iter().map(line).collect() })
 }
 
 /// Stores the staged users, with the ids of their lines if `keep_ids` is set, and their hashes. Returns the number of users

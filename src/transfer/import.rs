@@ -6,7 +6,7 @@ use super::rules::{Accepted, Record, Rules, member};
 use super::{Format, Mapping, TransferError};
 use crate::config::Config;
 use crate::db::{
-    bulk::{self, Stage, Taken},
+    bulk::{self, Removed, Taken},
     explain,
     migrate::connect_migrated,
 };
@@ -80,6 +80,9 @@ impl Imported {
     }
 }
 
+/// Users of an insert into the temporary table.
+const STAGED: usize = 2000;
+
 /// Records of a batch for each core. Hashing the passwords of a batch takes some 1.3 s.
 const BATCH: usize = 64;
 
@@ -100,17 +103,22 @@ pub fn import(
     let mut transaction = bulk::begin_import(&mut client)?;
     let rules = Rules::new(config, import);
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    let mut imported = Imported::default();
-    let mut stage = Stage::begin(&mut transaction)?;
+    let (mut imported, mut users) = (Imported::default(), Vec::new());
     let mut check = |batch: Vec<Record>| {
         for (record, accepted) in batch.iter().zip(check_on(cores, &rules, &batch)) {
             match accepted {
                 Ok(Accepted { user, left_out }) => {
-                    stage.add(user)?;
+                    users.push(user);
                     left_out.into_iter().for_each(|name| imported.leave_out(name));
                 }
                 Err(problem) => imported.refuse(record.number, problem),
             }
+        }
+        // An empty batch is the last one.
+        if users.len() >= STAGED || batch.is_empty() {
+            bulk::stage(&mut transaction, &users)?;
+            imported.users += users.len() as u64;
+            users.clear();
         }
         Ok::<_, TransferError>(())
     };
@@ -123,15 +131,14 @@ pub fn import(
         if batch.len() < BATCH * cores { Ok(()) } else { check(mem::take(&mut batch)) }
     })?;
     check(batch)?;
+    check(Vec::new())?;
     if let Some(path) = unseen.iter().flatten().next() {
         return Err(unreadable(format!("no user has {path}, which --map names")));
     }
     imported.unit = unit;
-    let staged = stage.end()?;
-    if import.skip_existing {
-        imported.existing = bulk::skip_existing(&mut transaction)?;
-    }
-    let (first, taken) = bulk::remove_taken(&mut transaction, Imported::MAX_TOLD as i64)?;
+    let removed = bulk::remove_taken(&mut transaction, import.skip_existing, Imported::MAX_TOLD as i64)?;
+    let Removed { existing, taken, first } = removed;
+    imported.existing = existing;
     imported.refused += taken - first.len() as u64;
     for Taken { line, earlier, is_id } in first {
         let field = if is_id { "/id" } else { "/email" };
@@ -139,7 +146,7 @@ pub fn import(
         let user = user.unwrap_or_else(|| "a user in the database".to_owned());
         imported.refuse(line, format!("{field} is that of {user}"));
     }
-    imported.users = staged - imported.existing - taken;
+    imported.users -= existing + taken;
     if import.dry_run || (imported.refused > 0 && !import.skip_invalid) {
         return Ok(imported);
     }

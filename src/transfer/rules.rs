@@ -161,17 +161,14 @@ impl Rules<'_> {
         let (created_at, updated_at) = (time("createdAt")?, time("updatedAt")?);
         if let Some(password) = fields.get("password") {
             let hashes = format!("--map {PASSWORD_HASH}={}", self.paths["password"].concat());
-            if hash.is_some() {
-                return Err("/password and /passwordHash exclude one another".to_owned());
-            }
-            if !self.import.clear_passwords {
-                return Err(format!(
-                    "/password may be a hash: {hashes}, or --clear-passwords if all are clear"
-                ));
-            }
-            if password.as_str().is_some_and(is_hash) {
-                return Err(format!("/password is a hash: {hashes}"));
-            }
+            match password {
+                _ if hash.is_some() => Err("/password and /passwordHash exclude one another".to_owned()),
+                _ if !self.import.clear_passwords => {
+                    Err(format!("/password may be a hash: {hashes}, or --clear-passwords if all are clear"))
+                }
+                Value::String(text) if is_hash(text) => Err(format!("/password is a hash: {hashes}")),
+                _ => Ok(()),
+            }?;
         }
         if !self.import.as_is {
             if hash.is_some() {
