@@ -13,7 +13,7 @@ use nix::unistd::Uid;
 use postgres::Client;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::{ChildStdin, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -74,13 +74,17 @@ impl Shared {
         loop {
             let share = |dir: &PathBuf| Some((dir.clone(), share(dir, &account)?));
             if let Some((dir, (client, _share))) = dirs.iter().find_map(share) {
+                if let Some(directory) = ClusterDir::lock(&dir, account, |_| true)? {
+                    // The shell that kept the server was killed.
+                    keep(&directory)?;
+                }
                 return Ok(Shared { dir, programs, client, _share });
             }
             let dir = make(&dirs, &account)?;
             let locked = ClusterDir::lock(&dir, account, |_| true)?;
             if let Some(directory) = locked.filter(ClusterDir::is_there) {
-                let mut shell = keep(&directory)?;
-                // If there is a cluster, its shell or its server was killed: the new shell keeps or removes it.
+                let starts = keep(&directory)?;
+                // If there is a cluster, its server and its shell were killed: the new shell removes it.
                 if !directory.pgdata().exists() {
                     let major = programs::version(&programs, &account)?;
                     initialize(&directory, &programs, &["--no-sync"])?;
@@ -89,8 +93,7 @@ impl Shared {
                     log::info!("PostgreSQL {major} serves {}", dir.display());
                     thread::spawn(move || server.child.wait());
                 }
-                drop(shell.stdin.take());
-                thread::spawn(move || shell.wait());
+                drop(starts);
             }
             if !server::is_ready(&dir) {
                 last_progress = Instant::now();
@@ -104,13 +107,16 @@ impl Shared {
 }
 
 /// Starts a shell that keeps the server, from the end of its standard input on, for as long as a process has a share, and
-/// then removes the directory. It holds the lock of the directory.
-fn keep(directory: &ClusterDir) -> Result<Child> {
+/// then removes the directory. It holds the lock of the directory. Returns its standard input.
+fn keep(directory: &ClusterDir) -> Result<Option<ChildStdin>> {
     let script = format!("{PROCESSES}\nread -r end\nkeep \"$1\"");
     let lock = directory.lock.try_clone().map_err(ClusterError::io("lock", &directory.dir))?;
     let mut shell = directory.command(Path::new("/bin/sh"), lock);
     shell.args(["-c", &script, "userd-postgres"]).arg(&directory.dir).stdin(Stdio::piped());
-    shell.spawn().map_err(ClusterError::io("run", Path::new("/bin/sh")))
+    let mut shell = shell.spawn().map_err(ClusterError::io("run", Path::new("/bin/sh")))?;
+    let input = shell.stdin.take();
+    thread::spawn(move || shell.wait());
+    Ok(input)
 }
 
 /// Takes a share in the server in `dir`, and connects. `None` if there is no server, or if it is starting or ending. If

@@ -553,6 +553,11 @@ fn whatever_is_killed_leaves_nothing() {
     let since = Instant::now();
     eventually(LONG, "it would have ended", || since.elapsed() > Duration::from_secs(12));
     assert!(running(server));
+    // The shell that keeps the server: the next one starts another.
+    let shells = || processes_about(&prefix).into_iter().find(|(_, line)| line.starts_with("/bin/sh "));
+    kill(shells().unwrap().0);
+    drop(Helper::start("share", &prefix));
+    assert!(shells().is_some() && running(server));
     // The suite, and the next one comes before the server has ended.
     drop(user);
     let next = Helper::start("share", &prefix);
