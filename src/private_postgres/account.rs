@@ -46,10 +46,13 @@ impl Account {
 
     /// Checks that root can become this account, and keeps no capability then.
     fn checked(self) -> Result<Account> {
-        const HAS_NO_CAPABILITY: [&str; 3] = ["-qx", "CapEff:[[:space:]]*0*", "/proc/self/status"];
-        let tried = self.command("grep").args(HAS_NO_CAPABILITY).current_dir("/").status();
-        let keeps = || io::Error::other("it could become root again");
-        tried.and_then(|tried| tried.success().then_some(self).ok_or_else(keeps)).map_err(|error| {
+        /// The bit of a process that keeps its capabilities if its user changes.
+        const NO_SETUID_FIXUP: libc::c_int = 1 << 2;
+        let tried = self.command("/bin/sh").args(["-c", ":"]).current_dir("/").status();
+        // SAFETY: the call reads a number of this thread's.
+        let keeps = unsafe { libc::prctl(libc::PR_GET_SECUREBITS) } & NO_SETUID_FIXUP != 0;
+        let fails = || io::Error::other("it could become root again");
+        tried.and_then(|_| (!keeps).then_some(self).ok_or_else(fails)).map_err(|error| {
             ClusterError::new(format!(
                 "root cannot become user {} here ({error}), and PostgreSQL refuses to run as root: start userd as another \
                  user, give the user namespace more users (/etc/subuid), or the container SETUID and SETGID",
