@@ -1,6 +1,6 @@
 //! `DELETE /users/{id}`: removes a user, in the states that the request allows.
 
-use super::{Change, Lane, Operations, Outcome, Step, changed, tag, tags};
+use super::{Change, Lane, Operations, Outcome, Step, changed, tag};
 use crate::db::{Failure, Pool, session::Param};
 use crate::error::Error;
 use crate::http::{Request, Response};
@@ -58,7 +58,8 @@ pub(crate) const DELETE_MANY: &str = "
 impl Change for Delete {
     fn batch(pool: &Pool, given: &[&Self], deadline: Instant) -> Result<Vec<Row>, Failure> {
         let ids: Vec<i64> = given.iter().map(|delete| delete.id).collect();
-        let (any, versions, times) = tags(given.iter().map(|delete| &delete.condition));
+        let tags = given.iter().map(|delete| tag(&delete.condition, None));
+        let (any, versions, times): (Vec<_>, Vec<_>, Vec<_>) = tags.collect();
         let params: [Param; 4] = [
             (&ids, Type::INT8_ARRAY),
             (&any, Type::BOOL_ARRAY),

@@ -338,13 +338,6 @@ fn tag(condition: &Condition, before: Option<&User>) -> (bool, Option<i64>, Opti
     (is_any, state.map(|state| state.version), state.map(|state| state.updated_at))
 }
 
-/// The tags of simple conditions, column by column.
-fn tags<'a>(
-    conditions: impl Iterator<Item = &'a Condition>,
-) -> (Vec<bool>, Vec<Option<i64>>, Vec<Option<OffsetDateTime>>) {
-    conditions.map(|condition| tag(condition, None)).collect()
-}
-
 /// Answers with one user and the tag of its state.
 fn one(status: u16, user: &User) -> Response {
     Response::json(status, user).with("ETag", etag(user.revision()))

@@ -3,7 +3,7 @@
 //! A missing user is answered 404 even if the body is invalid. So the user is looked up before a body is refused or a
 //! password is hashed; in all other cases the statement of the change finds out.
 
-use super::{Change, Command, Find, Lane, Operations, Outcome, Step, changed, one, tag, tags};
+use super::{Change, Command, Find, Lane, Operations, Outcome, Step, changed, one, tag};
 use crate::db::{Failure, Pool, session::Param};
 use crate::error::Error;
 use crate::http::Request;
@@ -180,7 +180,8 @@ impl Update {
 impl Change for Update {
     fn batch(pool: &Pool, given: &[&Self], deadline: Instant) -> Result<Vec<Row>, Failure> {
         let ids: Vec<i64> = given.iter().map(|update| update.id).collect();
-        let (any, versions, times) = tags(given.iter().map(|update| &update.condition));
+        let tags = given.iter().map(|update| tag(&update.condition, None));
+        let (any, versions, times): (Vec<_>, Vec<_>, Vec<_>) = tags.collect();
         let (names, emails): (Vec<_>, Vec<_>) =
             given.iter().map(|update| (&update.changes.name, &update.changes.email)).unzip();
         let params: [Param; 6] = [

@@ -235,13 +235,12 @@ impl Connection {
         }
         let mut scratch = mem::take(&mut context.scratch);
         let action = match self.receive(&mut scratch) {
-            Ok(0) => Some(Action::Close),
-            Ok(count) => {
+            Ok(count @ 1..) => {
                 self.parse(&scratch[..count], context);
                 None
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => None,
-            Err(_) => Some(Action::Close),
+            _ => Some(Action::Close),
         };
         context.scratch = scratch;
         action

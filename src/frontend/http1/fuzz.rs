@@ -10,8 +10,9 @@ use std::{fs, path::Path};
 #[test]
 fn the_corpus() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/framing");
-    let files: Vec<_> =
-        fs::read_dir(corpus).unwrap().map(|file| fs::read(file.unwrap().path()).unwrap()).collect();
+    let files = fs::read_dir(corpus).expect("the repository has a corpus");
+    let files = files.map(|file| file.and_then(|file| fs::read(file.path())).expect("a file of the corpus"));
+    let files: Vec<_> = files.collect();
     assert!(files.len() > 10);
     for file in &files {
         // Whole, cut off, and with one byte changed.

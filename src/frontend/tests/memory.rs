@@ -148,11 +148,10 @@ fn a_client_that_waits_to_go_on_is_always_told() {
             assert!(client.ends());
             continue;
         }
-        let (body, length) = match request.contains("chunked") {
-            true => (format!("ea60\r\n{}\r\n0\r\n\r\n", "x".repeat(60_000)), 60_000),
-            false if makes_way => ("x".repeat(60_000), 60_000),
-            false => ("x".repeat(500), 500),
-        };
+        let is_chunked = request.contains("chunked");
+        let length = if is_chunked || makes_way { 60_000 } else { 500 };
+        let body = "x".repeat(length);
+        let body = if is_chunked { format!("ea60\r\n{body}\r\n0\r\n\r\n") } else { body };
         assert_eq!(client.send(body).answer().json()["body"].as_str().map(str::len), Some(length));
         drop(worker);
         assert_eq!(second.send("x".repeat(60_000)).answer().status, 200);
