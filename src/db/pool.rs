@@ -84,17 +84,18 @@ impl Pool {
         let mut is_repeated = false;
         loop {
             let mut session = self.session()?;
-            if let Some(deadline) = deadline {
-                if !session.is_alive() {
-                    self.servers.epoch.end(session.epoch);
-                    self.figures.broken.fetch_add(1, Ordering::Relaxed);
-                    continue;
-                }
-                if Instant::now() + self.statement_timeout > deadline {
-                    return Err(Error::Unavailable("a change could not be sent in time".into()).into());
-                }
+            if deadline.is_some() && !session.is_alive() {
+                self.servers.epoch.end(session.epoch);
+                self.figures.broken.fetch_add(1, Ordering::Relaxed);
+                continue;
             }
-            let failure = match session.query(sql, params) {
+            let prepared = session.prepare(sql, params);
+            let is_late = |deadline| Instant::now() + self.statement_timeout > deadline;
+            // Looked at after the statement is prepared, as that may have waited for the server.
+            if prepared.is_ok() && deadline.is_some_and(is_late) {
+                return Err(Error::Unavailable("a change could not be sent in time".into()).into());
+            }
+            let failure = match prepared.and_then(|prepared| session.query(sql, prepared.as_ref(), params)) {
                 Ok(rows) => return Ok(rows),
                 Err(failure) => failure,
             };

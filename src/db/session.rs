@@ -43,33 +43,47 @@ impl Session {
                 && !self.connection.is_closed()
     }
 
-    /// Returns all rows of a statement, which is prepared on its first use. Blocks for one round trip, two the first
-    /// time.
-    pub(super) fn query(&mut self, sql: &'static str, params: &[Param]) -> Result<Vec<Row>, QueryFailure> {
-        let mut sent = self.statements.is_none();
-        let mut rows = || {
-            let Some(statements) = &mut self.statements else {
-                return self.connection.query_typed(sql, params);
-            };
-            let statement = match statements.iter().find(|(known, _)| *known == sql) {
-                Some((_, statement)) => statement.clone(),
-                None => {
-                    let types: Vec<Type> = params.iter().map(|(_, ty)| ty.clone()).collect();
-                    let statement = self.connection.prepare_typed(sql, &types)?;
-                    statements.push((sql, statement.clone()));
-                    statement
-                }
-            };
-            sent = true;
-            let values: Vec<_> = params.iter().map(|(value, _)| *value).collect();
-            self.connection.query(&statement, &values)
-        };
-        let rows = rows();
+    /// Prepares a statement on its first use; returns `None` if sessions keep none. Blocks for a round trip the first time.
+    pub(super) fn prepare(
+        &mut self,
+        sql: &'static str,
+        params: &[Param],
+    ) -> Result<Option<Statement>, QueryFailure> {
+        let Some(statements) = &mut self.statements else { return Ok(None) };
+        if let Some((_, statement)) = statements.iter().find(|(known, _)| *known == sql) {
+            return Ok(Some(statement.clone()));
+        }
+        let types: Vec<Type> = params.iter().map(|(_, ty)| ty.clone()).collect();
+        let prepared = self.connection.prepare_typed(sql, &types);
         self.answered = Instant::now();
-        rows.map_err(|error| {
-            let meaning = if self.connection.is_closed() { Meaning::Broken } else { Meaning::of(&error) };
-            QueryFailure { meaning, sent, failure: Failure::of(sql, &error) }
-        })
+        match prepared {
+            Ok(statement) => {
+                statements.push((sql, statement.clone()));
+                Ok(Some(statement))
+            }
+            Err(error) => Err(self.failure(sql, false, &error)),
+        }
+    }
+
+    /// Returns all rows of a statement, prepared or not. Blocks for a round trip.
+    pub(super) fn query(
+        &mut self,
+        sql: &'static str,
+        prepared: Option<&Statement>,
+        params: &[Param],
+    ) -> Result<Vec<Row>, QueryFailure> {
+        let values = || params.iter().map(|(value, _)| *value).collect::<Vec<_>>();
+        let rows = match prepared {
+            Some(statement) => self.connection.query(statement, &values()),
+            None => self.connection.query_typed(sql, params),
+        };
+        self.answered = Instant::now();
+        rows.map_err(|error| self.failure(sql, true, &error))
+    }
+
+    fn failure(&self, sql: &'static str, sent: bool, error: &postgres::Error) -> QueryFailure {
+        let meaning = if self.connection.is_closed() { Meaning::Broken } else { Meaning::of(error) };
+        QueryFailure { meaning, sent, failure: Failure::of(sql, error) }
     }
 }
 

@@ -389,6 +389,25 @@ fn a_slow_statement_has_ended_before_its_503() {
     assert_eq!((&users["total"], &users["data"][0]), (&json!(1), &ada.json()));
 }
 
+/// A statement that is prepared for the first time takes a round trip more. If that takes too long, the change is not sent.
+#[test]
+fn a_change_that_is_prepared_too_late_is_not_sent() {
+    let database = Database::create();
+    let (proxy, mut config) = database.proxied();
+    config.db_pool_size = 1;
+    config.limits.request_timeout = Duration::from_secs(2);
+    let server = Server::start(config).expect("a server");
+    let mut client = Client::new(server.base_url());
+    assert_eq!(client.post("/users", ADA).status, 201);
+    for (method, body) in [("PUT", r#"{"name":"Eve"}"#), ("DELETE", "")] {
+        proxy.hold_next();
+        assert_eq!(client.request(method, "/users/1", &[], body).status, 503, "{method}");
+        proxy.release();
+        // The only session executes the read after whatever was sent before.
+        assert_eq!(client.get("/users/1").json()["name"], "Ada", "{method}");
+    }
+}
+
 // Secrets
 
 /// Passwords, hashes and tokens while everything fails, with all that the log can say. (The log of every other
