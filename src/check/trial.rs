@@ -270,7 +270,7 @@ impl Trial<'_> {
         });
         let plan = rows.next().and_then(|row| serde_json::from_str(row.get(0)?).ok());
         for table in scanned(&plan.unwrap_or_default()) {
-            self.problem(what, &format!("requests read all of {table}"), mends_plan);
+            self.problem(&format!("requests read all of {table}"), "", mends_plan);
         }
         let row = rows.next().filter(|row| row.get(0).is_some());
         if !self.is_right(then, row) {

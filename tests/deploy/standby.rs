@@ -36,6 +36,33 @@ fn a_standby_that_is_away() {
     assert_eq!(client.get("/users?perPage=100").json()["total"], 1 + CREATES + made);
 }
 
+/// A check of a standby does what reads do, and finds what is missing there as on its primary.
+#[test]
+fn a_check_of_a_standby() {
+    let primary = Own::start();
+    let mut migrate = Process::start(&["migrate"], &[("DATABASE_URL", &primary.url())]);
+    assert_eq!(migrate.wait(LONG_ON_DISK), 0, "{}", migrate.stderr());
+    let standby = primary.standby();
+    let check = || {
+        let (code, stdout, stderr) = Process::start(&["check"], &[("DATABASE_URL", &standby.url())]).ended();
+        assert_eq!(stderr, "", "{stdout}");
+        let note = "note     service: changes were not tried: the database accepts none";
+        assert!(stdout.contains(note), "{stdout}");
+        (code, stdout)
+    };
+    let (code, found) = check();
+    assert_eq!(code, 0, "{found}");
+    primary.run("drop trigger user_counts_insert on users; drop index idempotency_keys_user_id");
+    eventually(LONG, "the standby has followed", || check().0 == 1);
+    eventually(LONG, "both are found", || {
+        let (_, found) = check();
+        found.contains("problem  service: creates are not counted: `")
+            && found.contains("problem  service: requests read all of idempotency_keys: `")
+    });
+    let drawn = primary.client().query_one("select is_called from users_id_seq", &[]).unwrap();
+    assert!(!drawn.get::<_, bool>(0), "a check has tried a change");
+}
+
 /// A primary that is demoted while it lives: its sessions go on, but it takes no changes any more. No change is refused.
 #[test]
 fn a_primary_that_is_demoted() {

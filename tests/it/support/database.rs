@@ -46,14 +46,7 @@ impl Database {
             server.expect("a server migrates an empty database").stop();
             template
         });
-        let database = Database::unmade();
-        let sql = format!("create database {} template {}", database.name, template.name);
-        // The sessions of the server that made the template may take a moment to end.
-        eventually(LONG, "the template is free", || match admin(&sql) {
-            Err(error) if error.code() == Some(&SqlState::OBJECT_IN_USE) => false,
-            created => created.map(|()| true).expect("a template can be cloned"),
-        });
-        database
+        Database::copy(&template.name, "")
     }
 
     /// Without any tables.
@@ -67,6 +60,18 @@ impl Database {
         admin(&format!("create database {} {options}", database.name)).expect("a database can be created");
         // PostgreSQL 15 and later do not grant this to public.
         database.run("revoke create on schema public from public");
+        database
+    }
+
+    /// A copy of a database, with these options of CREATE DATABASE.
+    pub fn copy(template: &str, options: &str) -> Database {
+        let database = Database::unmade();
+        let sql = format!("create database {} template {template} {options}", database.name);
+        // The sessions of the template may take a moment to end.
+        eventually(LONG, "the template is free", || match admin(&sql) {
+            Err(error) if error.code() == Some(&SqlState::OBJECT_IN_USE) => false,
+            created => created.map(|()| true).expect("a template can be cloned"),
+        });
         database
     }
 

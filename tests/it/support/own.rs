@@ -3,7 +3,7 @@
 use super::{
     LONG, TempDir,
     database::{compare_counts, run, socket_dir},
-    eventually, pause,
+    eventually, pause, programs_of_postgres,
 };
 use nix::{
     sys::signal::{Signal, kill},
@@ -13,8 +13,12 @@ use postgres::{Client, NoTls};
 use std::{
     collections::HashMap,
     fs,
+    os::unix::{
+        fs::{MetadataExt, chown},
+        process::CommandExt,
+    },
     path::{Path, PathBuf},
-    process::Child,
+    process::{Child, Command},
     thread,
     time::{Duration, Instant},
 };
@@ -37,6 +41,23 @@ impl Own {
         own.run("alter system set fsync = off");
         own.run("select pg_reload_conf()");
         own
+    }
+
+    /// Returns a standby that follows it.
+    pub fn standby(&self) -> Own {
+        let dir = TempDir::new();
+        let data = dir.path().join("data");
+        let owner = fs::metadata(self.dir.path().join("data/pgdata")).expect("there is a cluster");
+        fs::create_dir(&data).expect("a directory can be made");
+        chown(&data, Some(owner.uid()), Some(owner.gid())).expect("root may, and an owner");
+        let mut copy = Command::new(programs_of_postgres().join("pg_basebackup"));
+        copy.args(["--write-recovery-conf", "--checkpoint=fast", "--no-sync", "--username=postgres"]);
+        copy.arg("--host").arg(self.socket_dir()).arg("--pgdata").arg(data.join("pgdata"));
+        let copied = copy.uid(owner.uid()).gid(owner.gid()).status().expect("PostgreSQL is installed");
+        assert!(copied.success(), "{copied}");
+        let mut standby = Own { cluster: None, dir };
+        standby.restart();
+        standby
     }
 
     /// Starts it, or restarts it.
