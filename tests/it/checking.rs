@@ -136,6 +136,9 @@ fn a_check_finds_each_thing_that_is_spoilt() {
             if round == 0 && found.is_empty() != why.is_some() {
                 wrong.push(format!("{kind}: {damage}: {lines:#?}"));
             }
+            if kind == "session" && found.len() > 1 {
+                wrong.push(format!("more than the cause: {found:#?}"));
+            }
             if found.is_empty() {
                 break;
             }
