@@ -36,12 +36,12 @@ impl Sessions {
         }
     }
 
-    /// Returns whether they certainly keep settings.
+    /// Returns whether sessions certainly keep settings.
     pub fn keep_settings(self) -> bool {
         matches!(self, Sessions::SetOwn | Sessions::FoundOwn)
     }
 
-    /// Returns whether they may keep statements.
+    /// Returns whether sessions may keep statements.
     pub fn keep_statements(self) -> bool {
         !matches!(self, Sessions::SetLent | Sessions::FoundLent)
     }
