@@ -98,9 +98,10 @@ const TOTALS: [Step; 2] = [
 /// Primary keys by table.
 const KEYS: [(&str, &str); 3] = [(WRITTEN[0], "id"), (WRITTEN[1], "user_id"), (WRITTEN[2], "key")];
 
-/// Names of enabled triggers of the tables $1, without and with that of the table.
+/// Enabled triggers of the tables $1, as [`Step`] has them, and a list of those that are none of $2.
 const TRIGGERS: &str = "\
-    select tgname::text, format('%I of %s', tgname, tgrelid::regclass) from pg_trigger \
+    select coalesce(array_agg(name), '{}'), string_agg(line, ', ') filter (where name <> all ($2::text[])) \
+    from pg_trigger, lateral (select 'trigger ' || tgname::text as name, format('%I of %s', tgname, tgrelid::regclass) as line) named \
     where tgrelid = any (array(select to_regclass(name)::oid from unnest($1::text[]) name)) \
         and not tgisinternal and tgenabled in ('O', 'A')";
 
@@ -217,18 +218,13 @@ impl Trial<'_> {
     /// Has the transaction refuse changes, with a note that says why, if none are to be tried.
     fn leave_out(&mut self, changes: Changes) -> Result<(), Error> {
         const IS_READ_ONLY: &str = "select current_setting('transaction_read_only') = 'on'";
-        let mut foreign = Vec::new();
-        for row in self.transaction.query_typed(TRIGGERS, &[(&TABLES, Type::TEXT_ARRAY)])? {
-            let trigger = format!("trigger {}", row.get::<_, &str>(0));
-            if !STEPS.iter().chain(&TOTALS).any(|step| step.4 == trigger) {
-                foreign.push(row.get::<_, String>(1));
-            }
-            self.enabled.push(trigger);
-        }
-        let foreign = foreign.join(", ");
-        let why = match changes {
-            Changes::None => Some("--read-only leaves them out".to_owned()),
-            Changes::Usual if !foreign.is_empty() => Some(format!(
+        let ours: Vec<&str> = STEPS.iter().chain(&TOTALS).map(|step| step.4).collect();
+        let params = [(&TABLES as _, Type::TEXT_ARRAY), (&ours as _, Type::TEXT_ARRAY)];
+        let row = self.transaction.query_typed_one(TRIGGERS, &params)?;
+        self.enabled = row.get(0);
+        let why = match (changes, row.get::<_, Option<String>>(1)) {
+            (Changes::None, _) => Some("--read-only leaves them out".to_owned()),
+            (Changes::Usual, Some(foreign)) => Some(format!(
                 "no rollback may undo what triggers of another program do; --fire-triggers fires them: {foreign}"
             )),
             _ => None,
