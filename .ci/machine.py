@@ -81,13 +81,18 @@ def wait(what, condition, patience=MAX_WAIT):
     return found
 
 
+def blocks(page, mark=""):
+    """The blocks of code of a document that begin with this mark."""
+    fences = [text.split("\n", 1) for text in (root / page).read_text().split("\n```")[1::2]]
+    return [lines for first, lines in fences if first.startswith(mark)]
+
+
 def block(page, part):
     """The block of code of a document that has this part."""
-    for text in (root / page).read_text().split("\n```")[1::2]:
-        lines = text.split("\n", 1)[1]
-        if part in lines:
-            return lines
-    raise Failure(f"{page} has no block of code with {part!r}")
+    found = [lines for lines in blocks(page) if part in lines]
+    if not found:
+        raise Failure(f"{page} has no block of code with {part!r}")
+    return found[0]
 
 
 def quietly(*command, **options):
@@ -162,8 +167,9 @@ def make_packages(userd, only_userd=False):
     (tree / "quick").chmod(0o755)
     if not only_userd:
         environment = {"SOURCE_DATE_EPOCH": str(int(time.time())), **os.environ}
-        for version in (VERSION, f"{VERSION}+next"):
-            quietly(root / "packaging/deb", tree / "userd", version, tree, env=environment)
+        quietly(root / "packaging/deb", tree / "userd", VERSION, tree, env=environment)
+        quietly("sh", "-ec", f"""dpkg-deb -R userd_{VERSION}_*.deb ../next; sed -i 's/^Version: .*/&+next/' ../next/DEBIAN/control
+            dpkg-deb -Zgzip -z1 --root-owner-group -b ../next userd_{VERSION}+next_amd64.deb; rm -r ../next""", cwd=tree)
         shutil.copytree(work / "debs", tree, dirs_exist_ok=True)
         index(tree)
     image(tree, "packages.img")
