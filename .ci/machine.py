@@ -314,6 +314,15 @@ class Client:
             return Answer()
 
 
+def users_of(port):
+    """Walks over all users. Returns each by its id."""
+    client, found, after = Client(port), {}, 0
+    while page := client.call("GET", f"/users?after={after}&perPage=1000").body["data"]:
+        found.update((user["id"], user) for user in page)
+        after = page[-1]["id"]
+    return found
+
+
 class Writers:
     """Clients outside of a machine that create, change and delete users, and note what was acknowledged."""
 
@@ -365,10 +374,7 @@ class Writers:
 
     def lost(self):
         """Reads everything back. Returns the users whose acknowledged state is not there, and all that are there."""
-        client, found, after = Client(self.port), {}, 0
-        while page := client.call("GET", f"/users?after={after}&perPage=1000").body["data"]:
-            found.update((user["id"], user) for user in page)
-            after = page[-1]["id"]
+        client, found = Client(self.port), users_of(self.port)
         lost = [user for user, body in self.users.items() if found.get(user) != body] + [user for user in self.deleted if user in found]
         known = self.users.keys() | self.deleted | self.in_flight
         strangers = [user for user in found.values() if user["id"] not in known and user["email"] not in known]
