@@ -6,13 +6,14 @@
 use super::rules::{Record, Rules};
 use super::{Format, TransferError};
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
-use std::fmt;
+use serde_json::value::RawValue;
 use std::io::{self, BufRead, BufReader, Read};
+use std::{cell::Cell, fmt};
 
 /// The consumer of records.
 type Each<'a> = dyn FnMut(Record) -> Result<(), TransferError> + 'a;
 
-/// Bytes of the longest line of JSON or row of CSV.
+/// Bytes of the longest line of JSON, element of an array or row of CSV.
 const MAX_LINE_BYTES: usize = 1 << 20;
 
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
@@ -49,8 +50,9 @@ pub(super) fn read(input: impl Read, rules: &Rules, each: &mut Each) -> Result<&
     let is_json = matches!(begin, Some(b'{' | b'['));
     match rules.import.format.unwrap_or(if is_json { Format::Ndjson } else { Format::Csv }) {
         Format::Ndjson if begin == Some(b'[') => {
-            let users = Users { each, read: 0, error: None };
-            users.read(first.as_slice().chain(lines.input)).map(|()| "user")
+            let left = &Cell::new(MAX_LINE_BYTES);
+            let input = Bounded { input: first.as_slice().chain(lines.input), left };
+            Users { each, read: 0, error: None, left }.read(input).map(|()| "user")
         }
         Format::Ndjson => {
             let first = lines.text(first)?;
@@ -210,19 +212,43 @@ fn first_sign(text: &[u8]) -> Option<u8> {
     text.iter().copied().find(|byte| !b" \t\r\n".contains(byte))
 }
 
+/// An input of which no more than `left` bytes are read, until `left` is set again.
+struct Bounded<'a, R> {
+    input: R,
+    left: &'a Cell<usize>,
+}
+
+impl<R: Read> Read for Bounded<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let most = buffer.len().min(self.left.get());
+        if most == 0 && !buffer.is_empty() {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        let read = self.input.read(&mut buffer[..most])?;
+        self.left.set(self.left.get() - read);
+        Ok(read)
+    }
+}
+
 /// The users of one JSON array, of which one at a time is held. They are numbered by their places.
 struct Users<'a> {
     each: &'a mut Each<'a>,
     read: i64,
     /// The error of `each`, which ends the array.
     error: Option<TransferError>,
+    /// Bytes that the next user may have.
+    left: &'a Cell<usize>,
 }
 
 impl Users<'_> {
     fn read(mut self, input: impl Read) -> Result<(), TransferError> {
         let mut array = serde_json::Deserializer::from_reader(input);
         let end = array.deserialize_seq(&mut self).and_then(|()| array.end());
-        let no_json = |error| unreadable(format!("it is no JSON behind {} users: {error}", self.read));
+        let no_json = |error: serde_json::Error| match error.io_error_kind() {
+            Some(io::ErrorKind::FileTooLarge) => too_long("user", self.read + 1),
+            Some(_) => io::Error::from(error).into(),
+            None => unreadable(format!("it is no JSON behind {} users: {error}", self.read)),
+        };
         self.error.map_or_else(|| end.map_err(no_json), Err)
     }
 }
@@ -235,9 +261,11 @@ impl<'de> Visitor<'de> for &mut Users<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut array: A) -> Result<(), A::Error> {
-        while let Some(user) = array.next_element()? {
+        // A text of JSON, as a number or an escape in it that is not read is the problem of one user.
+        while let Some(user) = array.next_element::<Box<RawValue>>()? {
             self.read += 1;
-            let members = serde_json::from_value(user).map_err(not_json);
+            self.left.set(MAX_LINE_BYTES);
+            let members = serde_json::from_str(user.get()).map_err(not_json);
             self.error = (self.each)(Record { number: self.read, members }).err();
             if self.error.is_some() {
                 return Err(A::Error::custom("the import has ended"));

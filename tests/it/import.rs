@@ -67,6 +67,8 @@ const FILES: &str = r##"
 [{"name":"a","email":"a@x.org"},{"name":"b","email":"b@x.org"}] ⇒ ⇒ imported: 2 ⇒ a@x.org b@x.org
 [\n  {\n    "name": "a]}\"",\n    "email": "a@x.org"\n  }\n]\n ⇒ ⇒ imported: 1 ⇒ a@x.org
 [USER,7] ⇒ ⇒ user 2: is not a JSON object ⇒
+[{"name":"b\ud83d","email":"b@x.org"},USER] ⇒ --skip-invalid ⇒ imported: 1, existing: 0, refused: 1 ⇒ a@x.org
+[USER,{"name":"b","email":"b@x.org","n":1e999}] ⇒ ⇒ user 2: is not JSON: number out of range ⇒
 [USER USER] ⇒ ⇒ it is no JSON behind 1 users: expected `,` or `]` at line 1 column 33 ⇒
 [USER,] ⇒ ⇒ it is no JSON behind 1 users: trailing comma at line 1 column 33 ⇒
 [ USER , {"name":"[\"","email":"b@x.org","tags":null} ] ⇒ --ignore-unknown ⇒ imported: 2, existing: 0, refused: 0, left out "tags": 1 ⇒ a@x.org b@x.org
@@ -616,14 +618,17 @@ fn ids_that_are_kept() {
     assert_eq!(client.get("/users/63000").json()["email"], "k3000@example.com");
 }
 
-/// A line or a row without an end is refused before it fills the memory, by its number.
+/// A line, an element or a row without an end is refused before it fills the memory, by its number.
 #[test]
 fn one_line_without_an_end() {
     const LENGTH: usize = 100 << 20;
     /// A debug build holds more than a release build.
     const MOST_KIB: usize = 64 << 10;
     let database = Database::create();
-    for (text, format, expected) in [("", "ndjson", "line 1"), ("name,email\n\"", "csv", "line 2")] {
+    let element = "[{\"name\":\"a\",\"email\":\"a@x.org\"},\n{\"name\":\"";
+    let table =
+        [("", "ndjson", "line 1"), (element, "ndjson", "user 2"), ("name,email\n\"", "csv", "line 2")];
+    for (text, format, expected) in table {
         let mut process = piped(&database, &["--format", format]);
         process.write(text.as_bytes()).unwrap();
         let (mut most, piece) = (0, vec![b'x'; 1 << 20]);
