@@ -102,9 +102,9 @@ const PAGES: [&str; 9] = [
     "docs/configuration.md",
     "docs/curl.md",
     "docs/excel.md",
-    "docs/left.md",
     "docs/login.md",
     "docs/observability.md",
+    "docs/offboarding.md",
     "docs/testing.md",
     "docs/twice.md",
 ];
