@@ -22,7 +22,7 @@ struct Counts {
     held: AtomicUsize,
     /// Held by the one reservation that waits for memory.
     turn: Mutex<()>,
-    /// Called while it waits; closes connections.
+    /// Called while a reservation waits for memory; closes connections.
     on_shortage: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
@@ -33,7 +33,7 @@ pub struct Reservation {
 }
 
 impl Budget {
-    /// A budget of so many bytes.
+    /// Returns a budget of `limit` bytes.
     pub fn new(limit: usize) -> Budget {
         Budget(Arc::new(Counts { limit, ..Counts::default() }))
     }
@@ -59,11 +59,11 @@ impl Budget {
         Reservation { budget: self.clone(), bytes }
     }
 
-    /// Reserves memory for a hash or a large answer, before any work that comes later. Blocks until there is enough;
-    /// `None` if that, or the turn of others before, takes longer than until the deadline.
+    /// Reserves memory for a hash or a large answer, before any work that comes later. Blocks until the memory is
+    /// free and earlier reservations have theirs; `None` if the deadline comes first.
     pub fn reserve(&self, bytes: usize, deadline: Instant) -> Option<Reservation> {
         let bytes = bytes.min(self.limit());
-        // A reservation that waits has its bytes counted already: one that fits beside them takes nothing from it.
+        // Reserves at once if the memory is free: the bytes of a reservation that waits are counted already.
         let fits = |held: usize| Some(held + bytes).filter(|held| *held <= self.limit());
         if self.0.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok() {
             return Some(Reservation { budget: self.clone(), bytes });
@@ -77,7 +77,8 @@ impl Budget {
         (!self.is_exceeded()).then_some(reservation)
     }
 
-    /// Has this called, again and again, while a reservation waits for memory; only the first one counts.
+    /// Sets the function that is called again and again while a reservation waits for memory. Only the first call
+    /// of this has an effect.
     pub fn on_shortage(&self, report: impl Fn() + Send + Sync + 'static) {
         let _ = self.0.on_shortage.set(Box::new(report));
     }

@@ -7,7 +7,7 @@ pub use crate::db::counts::compare as compare_counts;
 pub use crate::db::findings::{Finding, Weight};
 
 use crate::db::connect::{Servers, Sessions};
-use crate::db::findings::{BLOCKED, add, hazards};
+use crate::db::findings::{MIGRATION_OBSTACLES, add, hazards};
 use crate::db::migrate::{Migrations, connect_migrated, elsewhere, refuse_one_session};
 use crate::db::{counts, session::lines};
 use crate::{config::Config, error::StartError};
@@ -26,11 +26,11 @@ pub struct Options {
 /// Changes that are tried and rolled back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Changes {
-    /// None.
+    /// No change is tried.
     None,
-    /// A create, changes and a delete, unless they would fire another program's trigger.
+    /// A create, changes and a delete are tried, unless they would fire another program's trigger.
     Usual,
-    /// A create, changes and a delete, in any case.
+    /// A create, changes and a delete are tried in any case.
     WithTriggers,
 }
 
@@ -43,7 +43,7 @@ const LIMITS: &str = "\
 
 /// Other roles that may read hashes, by grants on tables, columns and views, or use the rights of a function's owner. The second
 /// column is true if all roles may.
-const READERS: &str = "\
+const HASH_READERS: &str = "\
     with recursive readable as ( \
         select oid from pg_class where oid in (to_regclass('credentials')::oid, to_regclass('idempotency_keys')::oid) \
         union select ev_class from readable join pg_depend on refobjid = readable.oid and classid = 'pg_rewrite'::regclass::oid \
@@ -138,7 +138,7 @@ pub fn check(config: &Config, options: Options) -> Vec<Finding> {
     findings
 }
 
-/// Adds findings until one hides all that would follow.
+/// Adds findings up to the first one that makes further checks impossible or misleading.
 fn examine(config: &Config, options: Options, findings: &mut Vec<Finding>) -> Result<(), StartError> {
     let (servers, migrations) = (Servers::new(config)?, Migrations::load(config.migrations_dir.as_deref())?);
     add(findings, Fine, "configuration", ["every variable can be used"]);
@@ -165,7 +165,7 @@ fn examine(config: &Config, options: Options, findings: &mut Vec<Finding>) -> Re
             };
             add(findings, weight, "migrations", [format!("{what}: {}", names.join(", "))]);
             if config.migrate {
-                let blocked = lines(client, BLOCKED, &[(&migrations.made(), Type::TEXT_ARRAY)])?;
+                let blocked = lines(client, MIGRATION_OBSTACLES, &[(&migrations.made(), Type::TEXT_ARRAY)])?;
                 add(findings, Problem, "privileges", blocked);
                 add(findings, Problem, "migrations", refuse_one_session(&servers, client).err());
             }
@@ -173,7 +173,8 @@ fn examine(config: &Config, options: Options, findings: &mut Vec<Finding>) -> Re
         Ok(None) => {
             add(findings, Fine, "migrations", ["all are applied"]);
             add(findings, Note, "schema", unused(client)?);
-            // If every create fails, or no trigger is fired, further findings would hide the only remedy that helps.
+            // A finding about the tables says that every create fails or that no trigger is fired: further
+            // findings would hide the only remedy.
             if !findings.iter().any(|finding| finding.subject == "tables") {
                 findings.extend(serve(client, &migrations, options)?);
             }
@@ -189,7 +190,7 @@ fn serve(client: &mut Client, migrations: &Migrations, options: Options) -> Resu
         let fine = "creates, reads, changes and deletes do what they should";
         add(&mut findings, Fine, "service", [fine]);
     }
-    for row in client.query_typed(READERS, &[])? {
+    for row in client.query_typed(HASH_READERS, &[])? {
         let weight = if row.get(1) { Problem } else { Note };
         add(&mut findings, weight, "privileges", [row.get::<_, String>(0)]);
     }

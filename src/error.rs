@@ -54,11 +54,11 @@ pub enum Error {
         /// The body has a content coding.
         coded: bool,
     },
-    /// The password is not this user's, or there is no such user.
+    /// The password is wrong, or no user has this address.
     InvalidCredentials,
     /// `API_TOKEN` is set and the request does not carry it.
     Unauthorized,
-    /// The request carries a token that does not give the right to it.
+    /// The request's token does not give the right to this route.
     Forbidden,
     /// A browser sent an unsafe request from another site.
     CrossOrigin,
@@ -84,7 +84,7 @@ pub enum Error {
     /// Something did not become free, or did not finish, in time, or the database cannot do it for now; holds what.
     Unavailable(Cow<'static, str>),
     /// The service cannot take the request now; holds why.
-    Busy(Reason),
+    Busy(BusyReason),
     /// A relation that was not loaded was accessed while that is prevented; holds its name.
     LazyLoadingViolation(&'static str),
     /// A panic, or an invariant that does not hold; holds what is known of it.
@@ -93,7 +93,7 @@ pub enum Error {
     BadRequest(&'static str),
     /// The head or the body did not arrive in time.
     RequestTimeout,
-    /// The body is longer than allowed.
+    /// The body is longer than `Limits` allow.
     ContentTooLarge,
     /// The request line is longer than allowed.
     UriTooLong,
@@ -231,7 +231,7 @@ impl std::error::Error for Error {}
 /// Why the service cannot take a request, or gives one up. Its name in `snake_case` is its label in figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, EnumMessage, IntoStaticStr, VariantNames)]
 #[strum(serialize_all = "snake_case")]
-pub enum Reason {
+pub enum BusyReason {
     /// All connections are taken.
     #[strum(message = "too many connections")]
     TooManyConnections,
@@ -249,7 +249,7 @@ pub enum Reason {
     Stopped,
 }
 
-impl Reason {
+impl BusyReason {
     /// Returns the text for the log.
     pub fn text(self) -> &'static str {
         self.get_message().unwrap_or_default()
@@ -279,11 +279,11 @@ pub enum StartError {
     /// The database refused a statement, or the connection broke.
     #[error("database error: {0}")]
     Statement(String),
-    /// No database to be thrown away: PostgreSQL's programs are missing, or its cluster does not start. Only
-    /// of [`ScratchDatabase`](crate::ScratchDatabase) and what stands on it.
+    /// A database for tests cannot be made: PostgreSQL's programs are missing, or its cluster does not start.
+    /// Only [`ScratchDatabase`](crate::ScratchDatabase) and the test servers return this.
     #[error("{0}")]
     Cluster(String),
-    /// A migration that could not be applied; nothing of it was.
+    /// A migration could not be applied, and has changed nothing.
     #[error("cannot migrate the database: {0}")]
     Migration(String),
     /// The database lacks these migrations, and `migrate` is off.

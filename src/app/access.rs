@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use std::sync::Arc;
 use subtle::ConstantTimeEq;
 
-/// The rules that stand before every route.
+/// The rules that every request has to pass before its route.
 pub struct Access {
     /// Digests of the tokens, each with the callers that it stands for; none if no token is needed. Digests are equally long,
     /// and a difference in their first bytes tells nothing of the token.
@@ -37,8 +37,9 @@ impl Access {
         }
     }
 
-    /// Admits a request of a route for these callers; else [`Error::CrossOrigin`], [`Error::Unauthorized`],
-    /// [`Error::Forbidden`] or [`Error::HostNotAllowed`]. `token`: the callers that its token stands for.
+    /// Admits a request of a route for these callers. Errors: [`Error::CrossOrigin`], [`Error::Unauthorized`],
+    /// [`Error::Forbidden`] or [`Error::HostNotAllowed`]. `token`: the callers that the request's token stands
+    /// for.
     pub fn admit(
         &self,
         request: &Request,
@@ -62,7 +63,8 @@ impl Access {
             },
             None => match request.header("host") {
                 Some(host) if !self.is_accepted(host) && request.peer.is_some() => Err(Error::HostNotAllowed),
-                // A client of a Unix socket is no page. Browsers send a Host.
+                // Checks the Host of a TCP client alone, and only if there is one: no page reaches a Unix socket,
+                // and every browser sends a Host.
                 _ => Ok(()),
             },
         }
@@ -81,7 +83,7 @@ impl Access {
         equal.fold(None, |_, (_, callers)| Some(*callers))
     }
 
-    /// Returns the fields that an answer needs for a page of another origin.
+    /// Returns the CORS fields that the answer to a request needs for a page of another origin.
     pub fn cors(&self, request: &Request) -> Cors {
         let fields = request.lines().map(|(name, value)| (name, value.as_bytes()));
         Cors::of(&self.origins, fields)

@@ -44,7 +44,7 @@ pub struct App {
     /// `/readyz` reports the service as unready.
     stopping: AtomicBool,
     pub(crate) metrics: Arc<Metrics>,
-    /// Bodies that may become many times as large when they are parsed take turns.
+    /// Held while a large body is parsed, so that one is parsed at a time: a body may become many times as large.
     parsing: Mutex<()>,
 }
 
@@ -103,7 +103,8 @@ impl App {
     /// Finds what a request asks for.
     pub(crate) fn find(&self, request: &Request, cors: &Cors) -> Asked {
         let mut asked = routes::find(request.method, request.path(), self.ui);
-        // Only after its preflight does a browser send the request whose refusal tells of the slash.
+        // A preflight is answered for the path without its further slashes: the browser then sends the request
+        // itself, whose refusal names the right path.
         if matches!(asked.endpoint, Err(Error::FurtherSlash(_))) && cors.is_preflight(request) {
             let meant = routes::without_further_slashes(request.path());
             asked = Asked { label: asked.label, ..routes::find(request.method, &meant, self.ui) };
@@ -121,7 +122,8 @@ impl App {
         cors: &Cors,
         id: Option<&RequestId>,
     ) -> Judged {
-        /// A JSON text of small members takes many times its length as a value.
+        /// Bodies of more bytes are parsed one at a time: as a value, a JSON text of small members takes many
+        /// times its length.
         const PARSED_IN_TURN: usize = 8 << 10;
         let _turn = (request.body.len() > PARSED_IN_TURN).then(|| self.parsing.lock());
         let judged = self.command(request, asked, cors, id);
@@ -151,7 +153,8 @@ impl App {
         let endpoint = endpoint?;
         if callers != Callers::Any {
             self.access.admit(request, callers, cors, token)?;
-            // A browser asks with the target of the request that it is about to send.
+            // A preflight may have any query: its target is that of the request that the browser is about to
+            // send.
             if !matches!(endpoint, Endpoint::List | Endpoint::Page(_)) && !cors.is_preflight(request) {
                 no_query(request)?;
             }
@@ -168,7 +171,7 @@ impl App {
             Endpoint::Page(page) => return Ok(Judged::Answer(page(self))),
             Endpoint::Options(routes) => {
                 if let Some(origin) = request.header("origin").filter(|_| !cors.is_allowed()) {
-                    // The browser sends no other request of a page of this origin.
+                    // Logs the origin of a refused preflight: the browser sends no other request of this page.
                     let origin: String = origin.chars().take(100).collect();
                     let line = format_args!("ALLOWED_ORIGINS does not name the origin {origin:?}");
                     log_line(Level::Info, id, line);

@@ -25,7 +25,7 @@ pub fn live(_: &App) -> Response {
 pub fn ready(app: &App) -> Response {
     let Readiness { reason, age, .. } = app.prober.readiness();
     let answer = match unready(app, reason) {
-        // After a silence this may be old: a client that needs to know better asks once more.
+        // The readiness may be old if no client has asked for long: a client that needs a recent one asks again.
         None => Response::json(200, &json!({"status": "ready"})).with("Age", age.as_secs().to_string()),
         Some(reason) => Response::json(503, &Unready { status: "unready", reason }),
     };
@@ -95,7 +95,8 @@ fn document(schema: Schema, max_per_page: u32, needs_token: bool) -> Value {
         // Tools that generate clients would name the schema by its title, instead of by its key in the description, which
         // itself names the dialect of all its schemas.
         file.as_object_mut().expect("a schema").retain(|member, _| member != "title" && member != "$schema");
-        // The older keyword has this meaning, too, in a schema that is not combined with another. More tools know it.
+        // In a schema that is not combined with another, `additionalProperties` means what
+        // `unevaluatedProperties` means. More tools know it.
         if entry["unevaluatedProperties"] == false {
             file["additionalProperties"] = false.into();
         }

@@ -23,9 +23,9 @@ pub(crate) struct Route {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]
 pub(crate) enum Callers {
-    /// All clients: the answer tells nothing of the users.
+    /// All clients may use the route: its answer tells nothing of the users.
     Any,
-    /// Clients with any token.
+    /// Clients with any token may use the route.
     Known,
     /// Clients with the token for reads.
     Read,
@@ -83,8 +83,8 @@ static ROUTES: [Route; 9] = [
             (Delete, Endpoint::Delete, Full),
         ],
     },
-    Route { path: AT_ONCE[0], methods: &[(Get, Endpoint::Page(pages::live), Any)] },
-    Route { path: AT_ONCE[1], methods: &[(Get, Endpoint::Page(pages::ready), Any)] },
+    Route { path: ANSWERED_AT_ONCE[0], methods: &[(Get, Endpoint::Page(pages::live), Any)] },
+    Route { path: ANSWERED_AT_ONCE[1], methods: &[(Get, Endpoint::Page(pages::ready), Any)] },
     Route { path: "/metrics", methods: &[(Get, Endpoint::Page(pages::figures), Read)] },
     Route { path: "/openapi.json", methods: &[(Get, Endpoint::Page(pages::description), Any)] },
     Route { path: UI, methods: &[(Get, Endpoint::Page(pages::ui), Any)] },
@@ -92,7 +92,7 @@ static ROUTES: [Route; 9] = [
 ];
 
 /// The paths that the frontend answers at once.
-pub(crate) const AT_ONCE: [&str; 2] = ["/livez", "/readyz"];
+pub(crate) const ANSWERED_AT_ONCE: [&str; 2] = ["/livez", "/readyz"];
 
 impl Route {
     /// Returns whether a service with the page for the browser, or without it, has the route.
@@ -146,7 +146,7 @@ fn missing(method: Method, path: &str, ui: bool) -> Error {
     }
 }
 
-/// Returns the path that is meant by one with slashes too many.
+/// Returns the path that a path with too many slashes stands for.
 pub(crate) fn without_further_slashes(path: &str) -> String {
     let segments = path.split('/').filter(|segment| !segment.is_empty());
     segments.flat_map(|segment| ["/", segment]).collect()
@@ -170,7 +170,7 @@ pub(crate) fn options(routes: &'static [Route]) -> Response {
 
 /// Returns whether the frontend answers requests of this path at once.
 pub(crate) fn is_answered_at_once(path: &str) -> bool {
-    percent_decode(path).is_some_and(|path| AT_ONCE.contains(&&*path))
+    percent_decode(path).is_some_and(|path| ANSWERED_AT_ONCE.contains(&&*path))
 }
 
 /// Returns the route of a path, and the last segment. A segment with an encoded slash is one segment. No route has three

@@ -53,7 +53,7 @@ const ERASE: &str =
     "update idempotency_keys set answer = null where user_id = any (array(select $1::bigint))";
 
 /// By how much the count of the block of the user $1 exceeds the rows of the table, unless it is $2.
-const EXCESS: &str = "\
+const COUNT_EXCESS: &str = "\
     select counted.n - stored.n as excess \
     from (select coalesce(sum(n), 0)::bigint as n from user_counts where block = $1::bigint >> 12) counted, \
         (select count(*) as n from users where id >= ($1 >> 12) << 12 and id < (($1 >> 12) + 1) << 12) stored \
@@ -68,7 +68,7 @@ const STEPS: [Step; 26] = [
     ("keys that have expired stay", REMOVE_EXPIRED, "", Planned, "index idempotency_keys_expires_at"),
     ("deletes are slow", ERASE, "(:id)", Planned, "index idempotency_keys_user_id"),
     ("creates store nothing", CREATE_WITH_KEYS, NEW, New, ""),
-    ("creates cannot be counted", EXCESS, "(:id, null)", New, ""),
+    ("creates cannot be counted", COUNT_EXCESS, "(:id, null)", New, ""),
     ("two users may have one address", CREATE, "('n', ':key@USERD.INVALID')", Nothing, EMAIL_KEY),
     ("reads by id miss a user", FIND, "('{:id}')", Same, REINDEX),
     ("searches by address miss a user", FIND_BY_EMAIL, "('{:key@userd.invalid}')", Same, REINDEX),
@@ -86,13 +86,13 @@ const STEPS: [Step; 26] = [
     ("deletes fail", DELETE_MANY, "('{:id}', '{true}', '{null}', '{null}')", Done, ""),
     ("deletes leave hashes of passwords", FIND_CREDENTIAL, "(:id)", Nothing, FOREIGN_KEY),
     ("deletes leave values of users", FIND_KEPT, "(':key')", Nothing, "trigger idempotency_erase"),
-    ("deletes are not counted", EXCESS, "(:id, :excess)", Nothing, "trigger user_counts_delete"),
+    ("deletes are not counted", COUNT_EXCESS, "(:id, :excess)", Nothing, "trigger user_counts_delete"),
 ];
 
 /// Statements after a rollback of [`STEPS`].
 const TOTALS: [Step; 2] = [
-    ("creates are not counted", EXCESS, "(:id, :excess)", Nothing, "trigger user_counts_insert"),
-    ("totals and pages are wrong", EXCESS, "(:id, 0)", Nothing, "userd recount"),
+    ("creates are not counted", COUNT_EXCESS, "(:id, :excess)", Nothing, "trigger user_counts_insert"),
+    ("totals and pages are wrong", COUNT_EXCESS, "(:id, 0)", Nothing, "userd recount"),
 ];
 
 /// Primary keys by table.
@@ -107,7 +107,7 @@ const TRIGGERS: &str = "\
 
 /// Functions with the rights of an owner who lacks those that they need, at times: at a fold of the counts, or a TRUNCATE. The
 /// owner of `users` gets what such a function needs.
-const OWNERS: &str = "\
+const OWNERS_WITHOUT_RIGHTS: &str = "\
     select format('changes get 500 at times, as the owner of %s() may not use %s so', f, t), \
         format('alter table %2$s owner to %3$I; alter function %1$s() owner to %3$I', f, t, pg_get_userbyid(relowner)) \
     from (values ('user_counts_record', 'user_counts', 'SELECT,INSERT,UPDATE,DELETE'), \
@@ -122,14 +122,14 @@ const SEQUENCE: &str = "select name, has_sequence_privilege(name, 'SELECT') \
     from pg_get_serial_sequence('users', 'id') name where name is not null";
 
 /// A row if the next id of the sequence `SEQUENCE` is taken, or there is none.
-const BEHIND: &str = "select last_value from SEQUENCE where last_value = bigint '9223372036854775807' \
+const SEQUENCE_IS_BEHIND: &str = "select last_value from SEQUENCE where last_value = bigint '9223372036854775807' \
     or exists (select from users where id >= last_value and (id > last_value or not is_called))";
 
 const SET_SEQUENCE: &str =
     "select setval(pg_get_serial_sequence('users', 'id'), coalesce(max(id), bigint '1')) from users";
 
 /// Sessions that hold, or wait for, a lock of the tables $1 that changes or reads wait for.
-const HOLDERS: &str = "\
+const LOCK_HOLDERS: &str = "\
     select coalesce(string_agg(distinct pid::text, ', '), 'gone now') from pg_locks \
     where relation = any (array(select to_regclass(name)::oid from unnest($1::text[]) name)) and pid <> pg_backend_pid() \
         and mode in ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')";
@@ -155,7 +155,7 @@ pub(super) fn run(
     migrations: &Migrations,
     changes: Changes,
 ) -> Result<Vec<Finding>, Error> {
-    // Constraints that are checked at a commit are checked by each statement.
+    // Deferred constraints are checked by each statement: the transaction never commits.
     const SET_UP: &str = "set local application_name = 'userd check'; \
         set local idle_in_transaction_session_timeout = '5s'; set constraints all immediate";
     const VALUES: &str = "select gen_random_uuid()::text, quote_ident(current_schema()::text)";
@@ -175,7 +175,7 @@ pub(super) fn run(
             Err(error) => return Err(error),
         }
     }
-    let holders: String = client.query_typed_one(HOLDERS, &[(&TABLES, Type::TEXT_ARRAY)])?.get(0);
+    let holders: String = client.query_typed_one(LOCK_HOLDERS, &[(&TABLES, Type::TEXT_ARRAY)])?.get(0);
     let line = format!("locks of other sessions end this part of the check; pid: {holders}");
     Ok(vec![Finding { weight: Note, subject: "service", line }])
 }
@@ -183,7 +183,7 @@ pub(super) fn run(
 impl Trial<'_> {
     fn attempt(&mut self, changes: Changes) -> Result<(), Error> {
         self.leave_out(changes)?;
-        for row in self.transaction.query_typed(OWNERS, &[])? {
+        for row in self.transaction.query_typed(OWNERS_WITHOUT_RIGHTS, &[])? {
             self.problem(row.get(0), "", row.get(1));
         }
         for (table, column) in KEYS {
@@ -192,7 +192,7 @@ impl Trial<'_> {
             self.step(&("requests get 500", &sql, "", Planned, &remedy))?;
         }
         for row in self.transaction.query_typed(SEQUENCE, &[])? {
-            let (sql, found) = (BEHIND.replace("SEQUENCE", row.get(0)), self.findings.len());
+            let (sql, found) = (SEQUENCE_IS_BEHIND.replace("SEQUENCE", row.get(0)), self.findings.len());
             let what = "the sequence of ids is behind them or at its end, so that creates fail";
             if !row.get::<_, bool>(1) {
                 let line = "the role may not see the sequence of ids, which may be behind them";
@@ -200,7 +200,8 @@ impl Trial<'_> {
                 continue;
             }
             self.step(&(what, &sql, "", Nothing, SET_SEQUENCE))?;
-            // A create would draw an id, and hide the fault from those that come before the remedy.
+            // Ends here if the sequence is behind: a create would draw an id, and a later check would no longer
+            // find the fault.
             if self.findings.len() > found {
                 return Ok(());
             }
@@ -293,7 +294,8 @@ impl Trial<'_> {
             savepoint.commit()?;
         } else {
             drop(savepoint);
-            // A prepared statement outlives a rollback, and a pooler may lend the session to other clients.
+            // Deallocates the prepared statement: it outlives a rollback, and a pooler may lend the session to
+            // other clients.
             let _ = self.transaction.transaction()?.batch_execute("deallocate userd_check");
         }
         answer

@@ -21,7 +21,7 @@ impl Args {
     /// Parses the name of the program and the arguments. `None` if they ask for the help or the version, which is printed.
     pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Option<Args>, Failure> {
         let arguments: Vec<OsString> = arguments.collect();
-        // The arguments behind `--` are a command of another program.
+        // Looks at the arguments before `--` alone: the arguments behind it are a command of another program.
         let mut own = arguments.iter().take_while(|argument| *argument != "--");
         if own.any(|argument| is_connection_string(&argument.to_string_lossy())) {
             return Err(Failure::usage(

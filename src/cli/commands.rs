@@ -19,7 +19,7 @@ pub const TEST: &str = "test";
 const HELP_COLUMNS: usize = 100;
 
 /// Placeholder of the table of settings, which clap would wrap.
-const TABLE: &str = "{settings}";
+const SETTINGS_PLACEHOLDER: &str = "{settings}";
 
 /// Meanings of the exit code.
 pub const EXIT_STATUS: &str = "\
@@ -133,7 +133,7 @@ pub fn command() -> Command {
         .version(version())
         .about("A user-management HTTP service over PostgreSQL. Without a command it runs the service.")
         .after_help(format!(
-            "Environment variables, with their defaults:\n{TABLE}\nExit codes: {EXIT_STATUS}"
+            "Environment variables, with their defaults:\n{SETTINGS_PLACEHOLDER}\nExit codes: {EXIT_STATUS}"
         ))
         .term_width(HELP_COLUMNS)
         .args_override_self(true)
@@ -209,5 +209,5 @@ pub fn with_settings(help: &clap::Error) -> String {
         let default = setting.default().unwrap_or_else(|| "-".to_owned());
         format!("  {:<19} {default:<12} {}\n", setting.variable, setting.help)
     });
-    help.to_string().replace(TABLE, &rows.collect::<String>())
+    help.to_string().replace(SETTINGS_PLACEHOLDER, &rows.collect::<String>())
 }

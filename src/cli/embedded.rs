@@ -15,12 +15,12 @@ pub fn open(args: &Args, config: &mut Config, make: bool) -> Result<Option<Clust
     if !make {
         private_postgres::check(&dir).map_err(Failure::runtime)?;
     }
-    // A signal ends the server, too.
+    // Keeps the server for the handler of signals: a signal ends the server, too.
     let go_on = |server| {
         signals::REMAINS.lock().server = server;
         signals::interruption().is_none()
     };
-    // Some sessions beyond the pool's are for migrations and psql.
+    // The server gets some more sessions than the pool, for migrations and psql.
     let opened = Cluster::open(&dir, config.db_pool_size + 10, args.verb != Verb::Service, go_on);
     signals::REMAINS.lock().server = opened.as_ref().ok().and_then(Cluster::pid);
     let cluster =

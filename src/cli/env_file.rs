@@ -33,7 +33,8 @@ fn assignment(line: &str) -> Option<(String, OsString)> {
     if !name.bytes().all(is_name) || name.starts_with(|c: char| c.is_ascii_digit()) || value.contains('\0') {
         return None;
     }
-    // White space at the end is left out, unless a backslash or quotes keep it: `kept` is the length without it.
+    // `kept` is the length without white space at the end, which is left out unless a backslash or quotes keep
+    // it.
     let (mut text, mut quote, mut is_bare, mut kept) = (String::new(), None, false, 0);
     let mut characters = value.chars();
     while let Some(character) = characters.next() {

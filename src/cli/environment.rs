@@ -26,7 +26,7 @@ pub fn set_variables(args: &mut Args) -> Result<(), Failure> {
     let file = file.into_iter().flatten().map(|(name, value)| (name, value, "--env-file"));
     for (name, text, place) in options.chain(file).collect::<Vec<_>>() {
         if place == "argument" || value(&name).is_none() {
-            // SAFETY: no other thread reads or writes the environment.
+            // SAFETY: this is the only thread, so no other thread reads or writes the environment.
             unsafe { env::set_var(&name, text) };
             args.assigned.insert(name, place);
         }

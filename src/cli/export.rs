@@ -28,7 +28,7 @@ pub fn export(args: &Args) -> Result<(), Failure> {
     exported.and_then(|()| output.finish().map_err(TransferError::Write)).map_err(failure)
 }
 
-/// Returns the end of an export that failed. It has no line if the reader has closed the output, as `head` does.
+/// Returns the failure of an export. The line is empty if the reader has closed the output, as `head` does.
 fn failure(error: TransferError) -> Failure {
     match error {
         TransferError::Write(error) if error.kind() == io::ErrorKind::BrokenPipe => {

@@ -7,20 +7,21 @@ use crate::{Config, server};
 use std::io::{self, Read, Write};
 use std::{net::TcpStream, os::unix::net::UnixStream, thread, time::Duration};
 
-/// Age in seconds of the oldest probe whose result counts. The first question causes a new one.
+/// Age in seconds of the oldest probe whose result counts. The first request for `/readyz` causes a new probe.
 const FRESH_SECONDS: u64 = 5;
 
-/// Pause between two questions.
+/// Pause between two requests.
 const QUESTION_PAUSE: Duration = Duration::from_millis(100);
 
-/// The most bytes that are read of an answer. userd's have some 300.
+/// The most bytes of an answer that are read. An answer of userd has some 300.
 const ANSWER_BYTES: u64 = 4096;
 
 /// Asks if the service is ready, until the answer is from a recent probe. Blocks for up to the `request_timeout`.
 pub fn healthcheck(args: &Args) -> Result<(), Failure> {
     let Config { host, port, limits, .. } = environment::config(args).map_err(Failure::usage)?;
     let late = format!("no answer from {} in time", server::address(&host, port));
-    // A thread ends the process, as neither a connect nor a server that sends one byte at a time has a bound of its own.
+    // A thread ends the process at the time-out: neither a connect nor reading from a server that sends one byte
+    // at a time has a bound of its own.
     spawn("deadline", move || {
         thread::sleep(limits.request_timeout);
         exit(1, &late);

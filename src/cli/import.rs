@@ -29,12 +29,12 @@ pub fn import(args: &Args) -> Result<(), Failure> {
         Some(file) => File::open(file),
         None => nix::unistd::dup(io::stdin()).map(File::from).map_err(io::Error::from),
     };
-    let input = opened.map_err(|error| unreadable(file.unwrap_or(Path::new("-")), error))?;
+    let input = opened.map_err(|error| unreadable_file(file.unwrap_or(Path::new("-")), error))?;
     let (config, cluster) = embedded::database(args, !options.dry_run)?;
     if cluster.is_some() && !options.dry_run {
         check::migrate(&config, false)?;
     }
-    // From the commit on a signal has no effect.
+    // From the commit on, a signal has no effect: its handler waits for this lock, which is never released.
     let imported = transfer::import(&config, &options, input, || mem::forget(signals::REMAINS.lock()));
     let done = outcome(&options, imported)?;
     let _ = writeln!(io::stdout(), "{done}");
@@ -58,7 +58,7 @@ fn mapping(text: &str) -> Result<Mapping, String> {
     })
 }
 
-pub fn unreadable(file: &Path, error: io::Error) -> Failure {
+pub fn unreadable_file(file: &Path, error: io::Error) -> Failure {
     let file = file.display();
     Failure::runtime(format!("cannot read {file}: {error}; `userd help import` says what it reads"))
 }

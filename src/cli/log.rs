@@ -21,10 +21,10 @@ use std::{panic, thread};
 use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::format_description};
 
 /// Pause between two writes, in which lines gather under load. It bounds how often the thread is woken.
-const PAUSE: Duration = Duration::from_millis(10);
+const WRITE_PAUSE: Duration = Duration::from_millis(10);
 
 /// The most bytes that gather while standard error is stuck.
-const MAX_BYTES: usize = 1 << 20;
+const MAX_WAITING_BYTES: usize = 1 << 20;
 
 /// Bytes that nearly all lines fit in.
 const USUAL_BYTES: usize = 256;
@@ -35,7 +35,7 @@ static WAITING_BYTES: AtomicUsize = AtomicUsize::new(0);
 /// Number of lines that were dropped and are not reported yet.
 static DROPPED_LINES: AtomicUsize = AtomicUsize::new(0);
 
-/// True if the lines of the log on standard error are JSON; empty if there is no log there.
+/// True if the log on standard error is in JSON; not set if standard error gets no log.
 pub static IS_JSON: OnceLock<bool> = OnceLock::new();
 
 /// True if standard error is a stream of systemd's journal, for a log in text. A shell may have redirected it, which leaves
@@ -47,11 +47,11 @@ static IS_JOURNAL: LazyLock<bool> = LazyLock::new(|| {
 });
 
 /// Names of the values that a line has beside its message. The message has the first five, if there are any.
-const VALUES: [&str; 8] =
+const VALUE_NAMES: [&str; 8] =
     ["method", "path", "status", "duration_ms", "bytes", "token", "client", "request_id"];
 
 /// Format of times: UTC, with microseconds, all of one width.
-const TIME: &[BorrowedFormatItem] =
+const TIME_FORMAT: &[BorrowedFormatItem] =
     format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z");
 
 /// Returns the value of a variable.
@@ -59,7 +59,7 @@ type Lookup<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
 /// Logs on standard error, as [`log_to`] does.
 pub fn log_to_stderr(lookup: Lookup) -> Result<(), Failure> {
-    // There is no other place to report that standard error is closed.
+    // An error is ignored: if standard error is closed, there is no other place to report it.
     let is_json = log_to(lookup, |text| _ = io::stderr().write_all(text))?;
     IS_JSON.get_or_init(|| is_json);
     Ok(())
@@ -82,7 +82,7 @@ pub fn log_to(lookup: Lookup, mut write: impl FnMut(&[u8]) + Send + 'static) -> 
             if dropped > 0 {
                 log::warn!("{dropped} lines of this log were dropped");
             }
-            thread::sleep(PAUSE);
+            thread::sleep(WRITE_PAUSE);
         }
     })?;
     let off = LevelFilter::Off;
@@ -92,11 +92,11 @@ pub fn log_to(lookup: Lookup, mut write: impl FnMut(&[u8]) + Send + 'static) -> 
     if has_own_form {
         config.set_time_level(off).set_max_level(off);
     } else {
-        config.set_time_format_custom(TIME);
+        config.set_time_format_custom(TIME_FORMAT);
     }
     let lines = WriteLogger::new(level, config.build(), LineWriter::new(Lines(lines)));
     log::set_max_level(level);
-    // Setting a logger fails only if there is one already.
+    // An error is ignored: it means that a logger is set already.
     let _ = log::set_boxed_logger(Box::new(Logger { is_json, lines }));
     if has_own_form {
         panic::set_hook(Box::new(|panic| log::error!("{panic}")));
@@ -137,18 +137,18 @@ impl Log for Logger {
     fn flush(&self) {
         let deadline = Instant::now() + Duration::from_secs(1);
         while WAITING_BYTES.load(SeqCst) > 0 && Instant::now() < deadline {
-            thread::sleep(PAUSE);
+            thread::sleep(WRITE_PAUSE);
         }
     }
 }
 
-/// The way to the thread that writes.
+/// Writer that passes lines on to the thread that writes them.
 struct Lines(mpsc::Sender<Vec<u8>>);
 
 impl Write for Lines {
-    /// Passes lines on, unless too many wait.
+    /// Passes lines on to the thread, unless too many lines wait.
     fn write(&mut self, lines: &[u8]) -> io::Result<usize> {
-        if WAITING_BYTES.load(SeqCst) > MAX_BYTES {
+        if WAITING_BYTES.load(SeqCst) > MAX_WAITING_BYTES {
             DROPPED_LINES.fetch_add(1, SeqCst);
         } else {
             WAITING_BYTES.fetch_add(lines.len(), SeqCst);
@@ -158,7 +158,7 @@ impl Write for Lines {
         Ok(lines.len())
     }
 
-    /// Does nothing: the thread writes the lines.
+    /// Does nothing: the thread flushes the lines that it writes.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
@@ -177,18 +177,18 @@ fn text(record: &Record) -> String {
     let mut line = String::with_capacity(USUAL_BYTES);
     let mut add = |text: fmt::Arguments| line.write_fmt(text).expect("a String takes all");
     add(*record.args());
-    values(record, &VALUES[5..]).for_each(|(name, value)| add(format_args!(" {name}={value}")));
+    values(record, &VALUE_NAMES[5..]).for_each(|(name, value)| add(format_args!(" {name}={value}")));
     line
 }
 
 /// Returns a record as an object in a line: numbers as numbers, all else as text.
 fn json(record: &Record) -> String {
     let mut object = serde_json::json!({
-        "time": OffsetDateTime::now_utc().format(TIME).unwrap_or_default(),
+        "time": OffsetDateTime::now_utc().format(TIME_FORMAT).unwrap_or_default(),
         "level": record.level().as_str().to_ascii_lowercase(),
         "message": record.args().to_string(),
     });
-    for (name, value) in values(record, &VALUES) {
+    for (name, value) in values(record, &VALUE_NAMES) {
         object[name] = match (value.to_u64(), value.to_f64()) {
             (Some(number), _) => number.into(),
             (None, Some(number)) => ((number * 1e3).round() / 1e3).into(),
@@ -230,9 +230,9 @@ mod tests {
         let (lines, gathered) = mpsc::channel();
         let mut lines = LineWriter::new(Lines(lines));
         for expected in [0, 1, 2] {
-            lines.write_all(&[[b'x'; MAX_BYTES].as_slice(), b"\n"].concat()).unwrap();
+            lines.write_all(&[[b'x'; MAX_WAITING_BYTES].as_slice(), b"\n"].concat()).unwrap();
             assert_eq!(DROPPED_LINES.load(SeqCst), expected);
         }
-        assert_eq!(gathered.try_iter().map(|line| line.len()).collect::<Vec<_>>(), [MAX_BYTES + 1]);
+        assert_eq!(gathered.try_iter().map(|line| line.len()).collect::<Vec<_>>(), [MAX_WAITING_BYTES + 1]);
     }
 }

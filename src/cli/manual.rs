@@ -14,12 +14,12 @@ pub fn man() -> Result<(), Failure> {
 }
 
 fn page() -> io::Result<Vec<u8>> {
-    // A version without commit and machine: all packages have one page.
+    // The version has no commit and no machine: all packages have the same page.
     let command = command().version(env!("CARGO_PKG_VERSION"));
     let mut command = command.disable_help_subcommand(true).after_help(None::<&str>);
     command.build();
     let mut page = Vec::new();
-    // Commands have sections below, not pages of their own.
+    // Hides the subcommands, which would be references to pages of their own: they are sections of this page.
     let service = command.clone().mut_subcommands(|verb| verb.hide(true));
     Man::new(service).title("USERD").render(&mut page)?;
     page.extend(b".SH COMMANDS\n");

@@ -44,7 +44,7 @@ fn report(line: &str) {
     }
     ::log::logger().flush();
     if !is_logged && !line.is_empty() {
-        // Standard error may be a terminal that is closed.
+        // An error is ignored: standard error may be a terminal that is closed.
         let line = log::with_priority(Level::Error, format!("userd: {line}"));
         let _ = writeln!(io::stderr(), "{line}");
     }
@@ -53,7 +53,7 @@ fn report(line: &str) {
 /// Executes the subcommand.
 fn execute(mut args: Args) -> Result<(), Failure> {
     if args.verb != Verb::Test {
-        // The process has one thread so far.
+        // The process has one thread so far, as `set_variables` requires.
         environment::set_variables(&mut args)?;
     }
     let args = &args;

@@ -19,7 +19,7 @@ impl Output {
     pub fn open(file: Option<&Path>, secret: bool) -> Result<Output, Failure> {
         let as_it_is = |to: File| Output { to, unfinished: None };
         let opened = check_link(file).and_then(|()| match file {
-            // An export writes whole blocks, so the output needs no buffer.
+            // The file is not buffered: an export writes whole blocks.
             None => nix::unistd::dup(io::stdout()).map(File::from).map(as_it_is).map_err(io::Error::from),
             Some(file) if fs::metadata(file).is_ok_and(|found| !found.is_file()) => {
                 OpenOptions::new().write(true).open(file).map(as_it_is)

@@ -11,8 +11,8 @@ pub fn give_up(account: &Account) -> io::Result<()> {
     let name = User::with_uid(uid).map_or_else(|| uid.to_string(), |user| user.name);
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
     let failed = |error| io::Error::other(format!("root cannot become user {name}: {error}"));
-    // The C library's functions change every thread; the system calls change one. Further groups of the account are left
-    // out: `initgroups` asks NSS modules, which a static binary cannot load.
+    // Uses the C library's functions, which change every thread; the system calls change one. The account's
+    // further groups are left out: `initgroups` asks NSS modules, which a static binary cannot load.
     setgroups(&[]).map_err(failed)?;
     setgid(gid).map_err(failed)?;
     setuid(uid).map_err(failed)?;

@@ -25,10 +25,10 @@ pub fn serve(args: &Args) -> Result<(), Failure> {
     let bound = BoundServer::bind(&config)?;
     let mut cluster = embedded::open(args, &mut config, true)?;
     let server = bound.start(config, || signals::end(Err(BROKEN.to_owned())))?;
-    // Set before the line on standard output, after which a harness may send a signal.
+    // The flag is set before the line on standard output: a harness may send a signal after that line.
     signals::HAS_WORK.store(true, SeqCst);
     tell("READY=1");
-    // A harness may have closed standard output.
+    // An error is ignored: a harness may have closed standard output.
     let _ = writeln!(io::stdout(), "listening on {}", server.base_url());
     let end = signals::wait(cluster.as_mut());
     log::info!("stopping");

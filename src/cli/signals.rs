@@ -18,19 +18,20 @@ pub const WATCH_PAUSE: Duration = Duration::from_secs(1);
 /// Time after the first signal in which a further one counts as its repetition.
 const REPETITION: Duration = Duration::from_secs(1);
 
-/// False while there is nothing to finish, so that the first signal ends the service at once, too.
+/// True once the service has requests to finish. While it is false, the first signal ends the process at once, as
+/// a second one does later.
 pub static HAS_WORK: AtomicBool = AtomicBool::new(false);
 
 /// The end of the service, until [`wait`] takes it.
 static END: Mutex<Option<Result<(), String>>> = Mutex::new(None);
 
 /// The exit code if the service ends before it has served: 0, or of the signal that has ended it.
-static CODE: AtomicU8 = AtomicU8::new(0);
+static EXIT_CODE: AtomicU8 = AtomicU8::new(0);
 
 /// Wakes [`wait`] up.
 static ENDED: Condvar = Condvar::new();
 
-/// Remains of a process that ends at once.
+/// Remains that a process that ends at once has to remove.
 pub struct Remains {
     /// The private cluster's server, if this process has started it.
     pub server: Option<u32>,
@@ -70,7 +71,7 @@ pub fn on_signals(each: impl FnMut(i32) + Send + 'static) -> Result<(), Failure>
     spawn("signals", move || signals.forever().for_each(each))
 }
 
-/// Returns the numbers of those of these signals that the process does not ignore. They are ignored from now on.
+/// Ignores those of these signals that the process does not ignore yet, and returns their numbers.
 pub fn heeded(signals: impl IntoIterator<Item = Signal>) -> impl Iterator<Item = i32> {
     // SAFETY: no function is set as the handler.
     let before = |number| unsafe { signal(number, SigHandler::SigIgn) };
@@ -91,7 +92,7 @@ pub fn end(end: Result<(), String>) {
 
 /// Returns the end of the process if the service has been ended before it served.
 pub fn interruption() -> Option<Failure> {
-    END.lock().is_some().then(|| Failure { code: CODE.load(SeqCst), line: String::new() })
+    END.lock().is_some().then(|| Failure { code: EXIT_CODE.load(SeqCst), line: String::new() })
 }
 
 /// Lets signals end the service from now on: the first one, once the requests in flight are finished; one that comes a
@@ -103,7 +104,7 @@ pub fn end_service() -> Result<(), Failure> {
         Some(first) if first.elapsed() < REPETITION => {}
         None if HAS_WORK.load(SeqCst) => {
             first = Some(Instant::now());
-            CODE.store(128 + signal as u8, SeqCst);
+            EXIT_CODE.store(128 + signal as u8, SeqCst);
             end(Ok(()));
         }
         _ => exit(128 + signal, ""),

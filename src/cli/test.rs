@@ -2,7 +2,7 @@
 
 use super::arguments::Args;
 use super::log::{log_to, log_to_stderr};
-use super::{Failure, commands, import::unreadable, signals};
+use super::{Failure, commands, import::unreadable_file, signals};
 use crate::testing::{self, Services};
 use nix::errno::Errno;
 use nix::sys::prctl::set_pdeathsig;
@@ -29,16 +29,16 @@ const VARIABLES: [(&str, &str); 3] =
     [("USERD_URL", "url"), ("USERD_CONTROL", "control"), ("USERD_DATABASE_URL", "databaseUrl")];
 
 /// Signals that are passed on to COMMAND.
-const PASSED_ON: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
+const PASSED_SIGNALS: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
 
 /// The least length of the path of `--control`.
-const LEAST_NAME: usize = 16;
+const MIN_CONTROL_BYTES: usize = 16;
 
 /// Lines of the log that are kept for a COMMAND that fails.
-const MAX_KEPT: usize = 50;
+const MAX_LOG_LINES: usize = 50;
 
 /// The end of the log.
-static KEPT: Mutex<Vec<String>> = Mutex::new(Vec::new());
+static LOG_TAIL: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 /// Runs COMMAND to its end, or serves until the parent, standard input or a signal ends the process.
 pub fn test(args: &Args) -> Result<(), Failure> {
@@ -50,10 +50,11 @@ pub fn test(args: &Args) -> Result<(), Failure> {
         signals::end_service()?;
         log_to_stderr(&lookup)?;
         if !until_signal {
-            ends_with("input", read_input)?;
-            // The kernel would report the end of the thread that has started this process, not of the parent.
+            end_process_after("input", read_input)?;
+            // Polls the parent's id: the kernel would report the end of the thread that started this process, not
+            // of the parent.
             let parent = getppid();
-            ends_with("parent", move || {
+            end_process_after("parent", move || {
                 while getppid() == parent {
                     thread::sleep(signals::WATCH_PAUSE);
                 }
@@ -63,7 +64,7 @@ pub fn test(args: &Args) -> Result<(), Failure> {
         log_to(&lookup, keep)?;
     }
     let config = testing::config(&settings, true).map_err(Failure::usage)?;
-    let read = |file| fs::read(file).map_err(|error| unreadable(file, error));
+    let read = |file| fs::read(file).map_err(|error| unreadable_file(file, error));
     let users = args.value(commands::SEED).map(read).transpose()?;
     let services = Services::start(&config, users.as_deref(), name).map_err(Failure::runtime)?;
     let about = services.about();
@@ -82,7 +83,7 @@ pub fn failed(Failure { code, line }: Failure) -> Failure {
 fn name(args: &Args) -> Result<Option<String>, Failure> {
     let Some(name) = args.value(commands::CONTROL).map(Path::to_string_lossy) else { return Ok(None) };
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
-    if name.len() < LEAST_NAME || !name.bytes().all(is_allowed) {
+    if name.len() < MIN_CONTROL_BYTES || !name.bytes().all(is_allowed) {
         let problem = "--control: a name has 16 characters at least, of A-Z, a-z, 0-9 and -._~";
         return Err(Failure::usage(problem));
     }
@@ -114,7 +115,7 @@ fn settings(args: &Args) -> Result<BTreeMap<String, OsString>, Failure> {
 fn serve<'a>(variables: impl Iterator<Item = (&'static str, &'a str)>) -> Result<(), Failure> {
     signals::HAS_WORK.store(true, SeqCst);
     let lines: String = variables.map(|(name, value)| format!("{name}={value}\n")).collect();
-    // A harness may have closed standard output.
+    // An error is ignored: a harness may have closed standard output.
     let _ = writeln!(io::stdout(), "{lines}");
     signals::wait(None).map_err(Failure::runtime)
 }
@@ -129,8 +130,8 @@ fn read_input() {
     }
 }
 
-/// Waits on a thread for the end of something that the process ends with.
-fn ends_with(name: &str, wait: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
+/// Blocks a thread on `wait`, and ends the process when it returns.
+fn end_process_after(name: &str, wait: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
     const ENDED: &str = "standard input has ended before the service could start: keep it open as long as the service is \
                          needed, name a COMMAND, or add --until-signal";
     signals::spawn(name, || {
@@ -144,16 +145,16 @@ fn ends_with(name: &str, wait: impl FnOnce() + Send + 'static) -> Result<(), Fai
 
 /// Keeps the end of the log.
 fn keep(text: &[u8]) {
-    let mut kept = KEPT.lock();
+    let mut kept = LOG_TAIL.lock();
     kept.extend(String::from_utf8_lossy(text).split_inclusive('\n').map(str::to_owned));
-    let surplus = kept.len().saturating_sub(MAX_KEPT);
+    let surplus = kept.len().saturating_sub(MAX_LOG_LINES);
     kept.drain(..surplus);
 }
 
 /// Writes what may explain a failure of COMMAND to standard error.
 fn explain(services: &Services) {
     log::logger().flush();
-    let (requests, lines) = (services.last_requests(), KEPT.lock().concat());
+    let (requests, lines) = (services.last_requests(), LOG_TAIL.lock().concat());
     for (what, lines) in [("last requests", requests), ("last lines of the log", lines)] {
         if !lines.is_empty() {
             let _ = write!(io::stderr(), "userd: {what}:\n{lines}");
@@ -179,14 +180,14 @@ fn execute<'a>(
     command: &[&OsString],
     variables: impl Iterator<Item = (&'static str, &'a str)>,
 ) -> io::Result<u8> {
-    // A signal that comes before COMMAND runs waits for it.
-    let mut signals = SignalsInfo::<WithOrigin>::new(signals::heeded(PASSED_ON))?;
+    // Signals are registered before COMMAND starts: a signal that comes earlier is passed on once it runs.
+    let mut signals = SignalsInfo::<WithOrigin>::new(signals::heeded(PASSED_SIGNALS))?;
     let parent = Pid::this();
     let mut program = Command::new(command[0]);
     program.args(&command[1..]).envs(variables);
     let prepare = move || {
         set_pdeathsig(Signal::SIGTERM)?;
-        // This process may have ended before.
+        // The parent may have ended before the child asked for a signal at its end.
         if getppid() == parent { Ok(()) } else { Err(Errno::ESRCH.into()) }
     };
     // SAFETY: the closure makes system calls alone.
@@ -194,14 +195,15 @@ fn execute<'a>(
     let child = Pid::from_raw(child.id().cast_signed());
     let _ = signals::spawn("signals", move || {
         for origin in &mut signals {
-            // The terminal signals the whole group, which COMMAND may have left.
+            // The terminal signals the whole group, so its signal is passed on only if COMMAND has left the
+            // group.
             let has_come = origin.cause == Cause::Kernel && getpgid(Some(child)) == Ok(getpgrp());
             if let (false, Ok(signal)) = (has_come, Signal::try_from(origin.signal)) {
                 let _ = kill(child, signal);
             }
         }
     });
-    // Its status is not taken, so that its number stays its own as long as this process runs.
+    // Waits without taking the status of COMMAND, so that no other process gets its number.
     match waitid(Id::Pid(child), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT)? {
         WaitStatus::Exited(_, code) => Ok(code as u8),
         WaitStatus::Signaled(_, signal, _) => Ok(128 + signal as u8),

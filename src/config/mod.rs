@@ -69,7 +69,7 @@ with_defaults! {
         pub db_acquire_timeout: Duration = Duration::from_secs(3),
         /// Lets sessions keep prepared statements and settings. Off for a pooler in transaction mode, which lends them out.
         pub db_prepared: bool = true,
-        /// Looks at a start if a pooler lends sessions, and then serves as without `db_prepared`.
+        /// Looks at start whether a pooler lends sessions; if so, serves as if `db_prepared` were false.
         pub find_pooler: bool = true,
         /// File with the password, or with the connection string if `database` is one: each new session has the password
         /// that is in the file by then.
@@ -210,7 +210,7 @@ pub enum Schema {
 pub enum Validation {
     /// Bodies are checked before the handler: 400.
     Declarative,
-    /// Inside the handler: 422.
+    /// Bodies are checked inside the handler: 422.
     Parser,
 }
 
@@ -295,13 +295,13 @@ impl Config {
             }
         }
         let input = self.limits.max_body_bytes.saturating_add(self.limits.max_head_bytes);
-        // The largest page, or a usual one while a password is hashed.
+        // The memory has to suffice for the largest page, or for a usual page while a password is hashed.
         let page = |user| page::memory(self.max_per_page as usize, user);
         let hash = (self.password_hashing.params().m_cost() as usize) << 10;
         let work = page(user::MAX_USER_BYTES)
             .max(page(user::USUAL).saturating_add(hash))
             .saturating_add(WORK_RESERVE);
-        // While a page is made, its rows and its text are in memory.
+        // Twice the memory of the work: while a page is made, its rows and its text are in memory.
         let least = input.saturating_add(work.saturating_mul(2));
         if self.limits.memory_budget >= least {
             return Ok(());

@@ -32,7 +32,7 @@ impl fmt::Display for TrustedProxies {
 }
 
 impl FromStr for TrustedProxies {
-    /// A line that names the wrong entry.
+    /// Line that names the wrong entry.
     type Err = String;
 
     fn from_str(text: &str) -> Result<TrustedProxies, String> {

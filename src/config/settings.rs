@@ -226,7 +226,7 @@ pub fn near_miss(name: &str) -> Option<&'static str> {
     nearest(&name, names.clone()).or_else(|| names.find(goes_on))
 }
 
-/// Returns the word that a misspelt one is meant for.
+/// Returns the known word that a misspelt word is meant for.
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let rated = known.into_iter().map(|known| (strsim::osa_distance(word, known), known));
     let near = rated.filter(|(steps, known)| *steps <= if known.len() > 5 { 2 } else { 1 });

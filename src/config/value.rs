@@ -50,7 +50,8 @@ where
     let number = text.map_or(Some(*field), |text| Some(text).filter(is_plain)?.parse().ok());
     *field = number.filter(|number| bounds.contains(number)).ok_or_else(|| {
         let text = text.map_or_else(|| field.to_string(), str::to_owned);
-        // Kubernetes sets DB_PORT=tcp://10.0.0.1:5432 beside a service that is named `db`.
+        // Refuses a URL as a port, with a hint: Kubernetes sets DB_PORT=tcp://10.0.0.1:5432 beside a service that
+        // is named `db`.
         let links = text.starts_with("tcp://");
         let hint = if links { " (with enableServiceLinks: false, Kubernetes sets none)" } else { "" };
         format!("must be {kind} from {} to {}{hint}, not {text:?}", bounds.start(), bounds.end())
@@ -77,7 +78,8 @@ pub(super) fn string(field: &mut String, text: Option<&str>) -> Shown {
     value(field, text, |text| Ok(without_line_end(text).to_owned()), String::clone)
 }
 
-/// A host, or the path of a socket. It is shown, and a connection string may have a password.
+/// A host, or the path of a socket. Refuses a connection string: the value is shown, and the string may have a
+/// password.
 pub(super) fn host(field: &mut String, text: Option<&str>) -> Shown {
     match text {
         Some(text) if text.starts_with(['"', '\'']) => Err("must not have quotes around it".to_owned()),
@@ -104,7 +106,7 @@ pub(super) fn secret<T: From<Secret>>(field: &mut T, text: Option<&str>) -> Show
 /// Tokens of printable ASCII, separated by white space; at least one.
 pub(super) fn tokens(field: &mut Option<Secret>, text: Option<&str>) -> Shown {
     let is_quoted = |text: &str| ['"', '\''].iter().any(|q| text.starts_with(*q) && text.ends_with(*q));
-    // Separated by white space, `Bearer` would be a token that everybody knows.
+    // Refuses the word `Bearer`: white space separates tokens, so it would be a token that everybody knows.
     let is_token = |token: &str| {
         token.bytes().all(|byte| byte.is_ascii_graphic()) && !token.eq_ignore_ascii_case("bearer")
     };

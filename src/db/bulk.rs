@@ -11,8 +11,8 @@ use postgres::{Client, Error, IsolationLevel, Row, Transaction};
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 
-/// Lifts the limits of the role, as bulk statements take long, and lets them read whole tables, which the sessions of a
-/// service are told not to. JIT is off because compiling takes longer than it saves. A setting that the server's version
+/// Lifts the limits of the role, as bulk statements take long, and allows sequential scans, which the sessions of
+/// a service avoid. JIT is off because compiling takes longer than it saves. A setting that the server's version
 /// lacks is left out.
 const SETTINGS: &str = "
     select set_config(name, value, true)
@@ -96,7 +96,11 @@ const SKIP_EXISTING: &str = r#"
         select from users where lower(users.email::text collate "C") = lower(userd_import.email collate "C"))"#;
 
 /// Begins a transaction without the limits of the role. `first` is executed in it.
-fn begin<'a>(client: &'a mut Client, only_reads: bool, first: &str) -> Result<Transaction<'a>, Error> {
+fn begin_transaction<'a>(
+    client: &'a mut Client,
+    only_reads: bool,
+    first: &str,
+) -> Result<Transaction<'a>, Error> {
     let transaction = client.build_transaction().isolation_level(IsolationLevel::ReadCommitted);
     let mut transaction = transaction.read_only(only_reads).start()?;
     transaction.query_typed(SETTINGS, &[])?;
@@ -107,12 +111,16 @@ fn begin<'a>(client: &'a mut Client, only_reads: bool, first: &str) -> Result<Tr
 /// Begins a transaction that reads all users. The rows come by the index of ids: a sort would hold all of them on the
 /// server's disk before the first one is sent.
 pub fn begin_export(client: &mut Client) -> Result<Transaction<'_>, Error> {
-    begin(client, true, "set local enable_sort = off; set local max_parallel_workers_per_gather = 0")
+    begin_transaction(
+        client,
+        true,
+        "set local enable_sort = off; set local max_parallel_workers_per_gather = 0",
+    )
 }
 
 /// Begins the transaction of an import, of which nothing is left if the session ends before its commit.
 pub fn begin_import(client: &mut Client) -> Result<Transaction<'_>, Error> {
-    begin(client, false, STAGE)
+    begin_transaction(client, false, STAGE)
 }
 
 /// Calls `each` with every user by id, and with the hash of the password if `with_hashes` is set and there is one.
@@ -127,7 +135,7 @@ pub fn each_user<E: From<Error>>(
     } else {
         "select id, name, email, created_at, updated_at, version, null as password_hash from users order by id"
     };
-    // The server waits while its rows are not read.
+    // Rows are handled as they arrive; the server waits while `each` takes time.
     let mut rows = transaction.query_typed_raw(sql, Vec::<(i64, Type)>::new())?;
     while let Some(row) = rows.next()? {
         each(user(&row, None)?, row.try_get("password_hash")?)?;
@@ -153,11 +161,11 @@ pub struct StagedUser {
 
 /// The staged lines that were removed, as their address or id is taken.
 pub struct Removed {
-    /// Number of lines whose address is a stored user's, if these are skipped.
+    /// Number of lines that were skipped because a stored user has their address.
     pub existing: u64,
-    /// Number of the other lines.
+    /// Number of lines that are refused because their address or id is taken.
     pub taken: u64,
-    /// The first of these.
+    /// The first lines that are refused.
     pub first: Vec<Taken>,
 }
 
@@ -193,7 +201,7 @@ pub fn stage(import: &mut Transaction, users: &[StagedUser]) -> Result<(), Error
 /// Removes the staged lines whose address is stored already, if it `skips_existing`, and those whose address or id is taken;
 /// lists at most `limit` of these.
 pub fn remove_taken(import: &mut Transaction, skips_existing: bool, limit: i64) -> Result<Removed, Error> {
-    // The server collects no statistics of a temporary table by itself.
+    // Collects statistics, which the server does not do by itself for a temporary table.
     import.batch_execute("analyze pg_temp.userd_import")?;
     let existing = if skips_existing { import.execute_typed(SKIP_EXISTING, &[])? } else { 0 };
     let rows = import.query_typed(REMOVE_TAKEN, &[(&limit, Type::INT8)])?;

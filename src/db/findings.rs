@@ -1,7 +1,7 @@
 //! Findings about a database: what makes a service unsafe or fails its requests, each with the statement that mends it and
 //! leaves other programs alone. A start warns of them, and `userd check` prints them: both ask here.
 
-use super::connect::{LENT, Servers, Sessions};
+use super::connect::{POOLER_LENDS, Servers, Sessions};
 use super::session::lines;
 use super::{TABLES, settings};
 use postgres::{Client, Error, types::Type};
@@ -22,9 +22,9 @@ pub enum Weight {
 /// A line about a database.
 #[derive(Debug)]
 pub struct Finding {
-    /// Its meaning for a start.
+    /// The meaning of the finding for a start.
     pub weight: Weight,
-    /// Its subject in a word.
+    /// The subject of the finding in a word.
     pub subject: &'static str,
     /// The line, with the remedy for a problem.
     pub line: String,
@@ -47,7 +47,7 @@ const OPEN_SCHEMAS: &str = "\
 
 /// Obstacles that keep the role from applying migrations, with the statement that ends each. $1: names of what they make. If a schema of the search_path has a
 /// history that the role may not read, that comes first: it may be userd's, and other tables would be without its users.
-pub const BLOCKED: &str = "\
+pub const MIGRATION_OBSTACLES: &str = "\
     select case when pg_is_in_recovery() then 'it is a standby: DATABASE_URL has to name the primary' else \
         format('it takes no changes: `begin read write; alter role %I in database %I \
             set default_transaction_read_only = off; commit`', session_user, current_database()) end \
@@ -82,7 +82,7 @@ pub const BLOCKED: &str = "\
 
 /// Columns, rules and settings that fail creates or leave them uncounted, with the ways out. A rule that another program needs
 /// stays if userd goes into another schema. $1: names of tables.
-const ADDED: &str = "\
+const ADDED_RULES: &str = "\
     with ours as ( \
         select oid, relname, format('%I.%I', current_schema(), relname) as qualified \
         from unnest($1::text[]) name join pg_class on oid = to_regclass(name)::oid \
@@ -121,7 +121,12 @@ pub fn hazards(
     are_ours: bool,
     findings: &mut Vec<Finding>,
 ) -> Result<(), Error> {
-    add(findings, Weight::Note, "database", (servers.sessions() == Sessions::FoundLent).then_some(LENT));
+    add(
+        findings,
+        Weight::Note,
+        "database",
+        (servers.sessions() == Sessions::FoundLent).then_some(POOLER_LENDS),
+    );
     // The settings name the schema in use, which has to be the right one.
     if !servers.sessions().keep_statements() && are_ours {
         let lacking = settings::lacking(client, servers.statement_timeout())?;
@@ -129,7 +134,7 @@ pub fn hazards(
     }
     add(findings, Weight::Problem, "schema", lines(client, OPEN_SCHEMAS, &[])?);
     if are_ours {
-        for statement in [ROW_SECURITY, ADDED] {
+        for statement in [ROW_SECURITY, ADDED_RULES] {
             let found = lines(client, statement, &[(&TABLES, Type::TEXT_ARRAY)])?;
             add(findings, Weight::Problem, "tables", found);
         }

@@ -1,7 +1,7 @@
 //! Brings the schema up to date: refinery's migrations, one replica at a time, nothing half applied.
 
 use super::connect::Servers;
-use super::findings::{BLOCKED, ROW_SECURITY, hazards};
+use super::findings::{MIGRATION_OBSTACLES, ROW_SECURITY, hazards};
 use super::session::lines;
 use super::sqlstate::{is_of_other_columns, lacks_table};
 use super::{TABLES, explain};
@@ -21,7 +21,7 @@ const LOCK: i64 = 0x0075_7365_7264;
 const LOCK_PAUSE: Duration = Duration::from_millis(200);
 
 /// The first of some names that is taken in the schema, with the kind of what has it. $1: names.
-const TAKEN: &str = "\
+const TAKEN_NAMES: &str = "\
     select format('the schema \"%s\" has the %s', current_schema(), pg_describe_object(class, oid, 0)) \
     from unnest($1::text[]) with ordinality as given (name, position), \
         lateral (select quote_ident(current_schema()::text) || '.' || quote_ident(name) as name) as qualified, \
@@ -36,7 +36,7 @@ const SCHEMA: &str = "\
     from pg_settings where name = 'search_path'";
 
 /// Other schemas that have the tables $1 and give the role a use of them, each with a line that says how.
-const ELSEWHERE: &str = "\
+const OTHER_SCHEMAS: &str = "\
     select nspname::text, format('the schema \"%s\" has userd''s tables, and the search_path leads to %s: \
         `alter role %I in database %I set search_path = %I` uses them, as does options=-csearch_path=NAME in DATABASE_URL; \
         `userd migrate` makes other tables', nspname, coalesce('the schema \"' || current_schema()::text || '\"', 'no schema'), \
@@ -69,7 +69,7 @@ impl Migrations {
         };
         let problem = |problem: String| ConfigError { variable: "MIGRATIONS_DIR", problem };
         let unreadable = |why| problem(format!("{why}; name a directory of migrations, or none"));
-        // The loader passes over a directory that it cannot read.
+        // Checks the directory first: the loader ignores a directory that it cannot read.
         fs::read_dir(dir).map_err(|error| unreadable(format!("cannot read {}: {error}", dir.display())))?;
         let each = refinery::load_sql_migrations(dir).map_err(|error| unreadable(explain(&error)))?;
         if each.is_empty() {
@@ -145,7 +145,8 @@ impl Migrations {
     ) -> Result<Option<Vec<String>>, String> {
         let mut find = || {
             let anew = use_schema(servers, client)? || anew;
-            // If another replica has migrated between the two looks, its tables seem to be another program's.
+            // Looks again before a refusal: if another replica has migrated meanwhile, its tables seem to be
+            // another program's.
             self.look(client, anew).or_else(|_| self.look(client, anew))
         };
         find().map_err(|error| explain(&*error))
@@ -174,7 +175,8 @@ impl Migrations {
         let missing = self.judge(&rows)?;
         let lacks = |one: &&Migration| missing.as_ref().is_some_and(|names| names.contains(&one.to_string()));
         let (lacking, applied): (Vec<_>, Vec<_>) = self.0.iter().partition(lacks);
-        // A function that an earlier migration has made may be replaced.
+        // The names of applied migrations do not count: a migration may replace a function that an earlier one
+        // has made.
         let ours: Vec<_> = applied.into_iter().flat_map(names_in).collect();
         let made = lacking.into_iter().flat_map(names_in).filter(|name| !ours.contains(name));
         refuse_names_of_another_program(client, &made.collect::<Vec<_>>())?;
@@ -187,13 +189,14 @@ impl Migrations {
     pub fn bring_up(&self, servers: &Servers, may: bool, anew: bool) -> Result<Vec<String>, StartError> {
         let mut client = servers.connect_for_long()?;
         let missing = self.missing(servers, &mut client, anew);
-        warn(servers, &mut client, missing.is_ok());
+        warn_of_hazards(servers, &mut client, missing.is_ok());
         let Some(missing) = missing.map_err(StartError::Migration)? else { return Ok(Vec::new()) };
         if !may {
             return Err(StartError::NotMigrated(missing));
         }
-        // A start goes on if the catalog cannot be read.
-        let blocked = lines(&mut client, BLOCKED, &[(&self.made(), Type::TEXT_ARRAY)]).unwrap_or_default();
+        // An error is ignored: a start goes on if the catalog cannot be read.
+        let blocked =
+            lines(&mut client, MIGRATION_OBSTACLES, &[(&self.made(), Type::TEXT_ARRAY)]).unwrap_or_default();
         if !blocked.is_empty() {
             return Err(StartError::Migration(blocked.join("; ")));
         }
@@ -205,13 +208,14 @@ impl Migrations {
     fn apply(&self, mut client: Client, servers: &Servers) -> Result<Vec<String>, Box<dyn Error>> {
         let mut is_waiting = false;
         let _lock = loop {
-            let mut lock = begin(&mut client)?;
-            // The time-outs of the role are meant for requests.
+            let mut lock = begin_transaction(&mut client)?;
+            // Lifts the time-outs of the role, which are meant for requests.
             lock.batch_execute("set local idle_in_transaction_session_timeout = 0")?;
             if lock.query_typed_one(&format!("select pg_try_advisory_xact_lock({LOCK})"), &[])?.get(0) {
                 break lock;
             }
-            // A wait within the statement would hold a connection of a pooler that the other replica may need.
+            // Polls for the lock: a wait within the statement would hold a connection of a pooler that the other
+            // replica may need.
             lock.rollback()?;
             if !mem::replace(&mut is_waiting, true) {
                 log::info!("waiting for another replica to finish its migrations");
@@ -243,7 +247,7 @@ fn use_schema(servers: &Servers, client: &mut Client) -> Result<bool, Box<dyn Er
 
 /// Returns the names of other schemas that have userd's tables, each with a line that says how to use them.
 pub fn elsewhere(client: &mut Client) -> Result<Vec<(String, String)>, postgres::Error> {
-    let rows = client.query_typed(ELSEWHERE, &[(&TABLES, Type::TEXT_ARRAY)])?;
+    let rows = client.query_typed(OTHER_SCHEMAS, &[(&TABLES, Type::TEXT_ARRAY)])?;
     Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
 }
 
@@ -251,11 +255,11 @@ pub fn elsewhere(client: &mut Client) -> Result<Vec<(String, String)>, postgres:
 /// one line.
 #[cfg(feature = "command")]
 pub fn refuse_one_session(servers: &Servers, client: &mut Client) -> Result<(), String> {
-    let _lock = begin(client)?;
+    let _lock = begin_transaction(client)?;
     second_session(servers).map(drop)
 }
 
-fn begin(client: &mut Client) -> Result<Transaction<'_>, String> {
+fn begin_transaction(client: &mut Client) -> Result<Transaction<'_>, String> {
     let hint = "migrations need transactions (pool_mode of PgBouncer)";
     client.transaction().map_err(|error| format!("{}; {hint}", explain(&error)))
 }
@@ -280,7 +284,8 @@ pub fn connect_migrated(config: &crate::Config) -> Result<Client, StartError> {
 fn judge(applied: &Keys, ours: &Keys, mark: Option<&str>) -> Result<bool, String> {
     let newest = |keys: &Keys| keys.last().map_or(0, |(version, _)| *version);
     let (found, known) = (newest(applied), newest(ours));
-    // Applying them fails with a line of refinery's that says which one is missing or differs.
+    // Returns false if a migration is missing or differs: applying the migrations then fails with a line of
+    // refinery's that names it.
     if !ours.is_subset(applied) || applied.difference(ours).any(|(version, _)| *version <= known) {
         return Ok(false);
     }
@@ -311,7 +316,7 @@ fn names_in(migration: &Migration) -> impl Iterator<Item = &str> {
 
 /// Looks for these names in the schema. An error if something of another program has one.
 fn refuse_names_of_another_program(client: &mut Client, names: &[&str]) -> Result<(), Box<dyn Error>> {
-    let taken = lines(client, TAKEN, &[(&names, Type::TEXT_ARRAY)])?;
+    let taken = lines(client, TAKEN_NAMES, &[(&names, Type::TEXT_ARRAY)])?;
     let Some(thing) = taken.first() else { return Ok(()) };
     Err(format!(
         "{thing} of another program, which is left as it is: give userd a schema of its own (docs/operations.md, \
@@ -322,7 +327,7 @@ fn refuse_names_of_another_program(client: &mut Client, names: &[&str]) -> Resul
 
 /// Writes the hazards to the log. Settings that the role lacks are in the line of the pooler. A start goes on if the
 /// catalog cannot be read.
-fn warn(servers: &Servers, client: &mut Client, are_ours: bool) {
+fn warn_of_hazards(servers: &Servers, client: &mut Client, are_ours: bool) {
     let mut found = Vec::new();
     let _ = hazards(servers, client, are_ours, &mut found);
     for group in found.chunk_by(|_, next| next.subject == "settings") {

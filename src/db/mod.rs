@@ -29,5 +29,5 @@ pub const TABLES: &[&str] = &[WRITTEN[0], WRITTEN[1], WRITTEN[2], "user_counts",
 pub use pool::Pool;
 pub use sqlstate::{Failure, explain};
 #[cfg(feature = "command")]
-pub use sqlstate::{is_denied, is_read_only, is_transient, taken};
+pub use sqlstate::{is_denied, is_read_only, is_transient, violated_constraint};
 pub(crate) use sqlstate::{is_of_rows, is_of_value, none_if_untranslatable};

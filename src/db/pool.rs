@@ -1,10 +1,10 @@
 //! The pool of sessions: how a session is taken, opened and replaced, and when a statement is executed again.
 
 use super::blocking::outside_of_runtimes;
-use super::connect::{ConnectError, LENT, Servers};
+use super::connect::{ConnectError, POOLER_LENDS, Servers};
 use super::session::{Param, Session};
 use super::settings;
-use super::sqlstate::{Failure, Meaning};
+use super::sqlstate::{Consequence, Failure};
 use crate::{config::Config, error::Error, metrics::Text};
 use parking_lot::Mutex;
 use postgres::Row;
@@ -30,7 +30,7 @@ pub struct Pool {
 struct Figures {
     /// Waits for a session.
     waits: AtomicU64,
-    /// Waits in which none became free.
+    /// Waits for a session that timed out.
     timeouts: AtomicU64,
     /// Statements that were executed again because a connection broke.
     broken: AtomicU64,
@@ -49,11 +49,12 @@ impl Pool {
         let log = LogConnectError { pool: Arc::downgrade(&figures), last: Mutex::default() };
         let manager =
             Manager { servers: servers.clone(), set_up: settings::statements("set", statement_timeout) };
-        // r2d2's default of three threads is for pools that reconnect in bulk.
+        // One thread suffices: r2d2's default of three is for pools that reconnect in bulk.
         let threads = ScheduledThreadPool::builder()
             .num_threads(1)
             .thread_name_pattern("pool-{}")
-            // r2d2 schedules a look for idle connections every 30 s. The thread would outlive the pool until the next one.
+            // A drop discards r2d2's look for idle connections, which is scheduled every 30 s: the thread would
+            // outlive the pool until then.
             .on_drop_behavior(OnPoolDropBehavior::DiscardPendingScheduled)
             .build();
         let sessions = r2d2::Pool::builder()
@@ -91,7 +92,8 @@ impl Pool {
             }
             let prepared = session.prepare(sql, params);
             let is_late = |deadline| Instant::now() + self.statement_timeout > deadline;
-            // Looked at after the statement is prepared, as that may have waited for the server.
+            // The deadline is checked after the statement is prepared, as preparing it may have waited for the
+            // server.
             if prepared.is_ok() && deadline.is_some_and(is_late) {
                 return Err(Error::Unavailable("a change could not be sent in time".into()).into());
             }
@@ -99,20 +101,20 @@ impl Pool {
                 Ok(rows) => return Ok(rows),
                 Err(failure) => failure,
             };
-            let is_stale = match failure.meaning {
-                Meaning::Outdated => true,
-                Meaning::OfAnotherSession => {
+            let is_stale = match failure.consequence {
+                Consequence::Outdated => true,
+                Consequence::OfAnotherSession => {
                     if self.servers.learn(true) {
-                        log::warn!("{LENT} from now on");
+                        log::warn!("{POOLER_LENDS} from now on");
                     }
                     true
                 }
-                Meaning::ReadOnly => self.servers.wants_primary() || self.servers.finds_primary(),
+                Consequence::ReadOnly => self.servers.wants_primary() || self.servers.finds_primary(),
                 _ => false,
             };
-            let is_broken = failure.meaning == Meaning::Broken;
+            let is_broken = failure.consequence == Consequence::Broken;
             if is_stale || is_broken {
-                // Replaces this session and all that are as old.
+                // The epoch ends, so that this session and all older ones are replaced.
                 self.servers.epoch.end(session.epoch);
             }
             drop(session);
@@ -174,7 +176,7 @@ impl Pool {
     }
 }
 
-/// Sessions may be dropped in an async task.
+/// Drops the sessions outside of any async runtime: the pool may be dropped in an async task.
 impl Drop for Pool {
     fn drop(&mut self) {
         let sessions = self.sessions.take();
@@ -196,7 +198,7 @@ impl ManageConnection for Manager {
         self.servers.connect(&self.set_up)
     }
 
-    /// Never asked: a check at each checkout would cost a round trip.
+    /// Accepts every session. r2d2 does not ask, as a check at each checkout would cost a round trip.
     fn is_valid(&self, _: &mut Session) -> Result<(), ConnectError> {
         Ok(())
     }

@@ -9,7 +9,7 @@ use super::connect::{ConnectError, Servers};
 use super::explain;
 use super::migrate::Migrations;
 use super::session::Session;
-use super::sqlstate::{is_full, lacks_table};
+use super::sqlstate::{has_too_many_connections, lacks_table};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -20,10 +20,10 @@ use std::{io, mem, thread};
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// The pause between two removals of keys that have expired.
-const CLEANING: Duration = Duration::from_secs(60);
+const CLEANING_PAUSE: Duration = Duration::from_secs(60);
 
 /// A database that has not answered for this time is silent: it has failed three probes.
-const SILENCE: Duration = Duration::from_millis(2500);
+const MAX_SILENCE: Duration = Duration::from_millis(2500);
 
 /// Removes keys that have expired, but no row that another session is removing.
 pub const REMOVE_EXPIRED: &str = "
@@ -50,7 +50,7 @@ struct ProbeState {
     answer: Answer,
     /// True once the log says that the database is silent.
     is_silent: bool,
-    /// Why the last probe has failed; empty if it has not.
+    /// The reason why the last probe has failed; empty if it has succeeded.
     failure: String,
     /// When the first question came.
     asked: Option<Instant>,
@@ -69,7 +69,7 @@ struct Answer {
 
 /// The readiness of the database.
 pub struct Readiness {
-    /// Why the service is not ready, if it is not.
+    /// The reason why the service is not ready, if it is not.
     pub reason: Option<&'static str>,
     /// The database took no changes at the last probe.
     pub read_only: bool,
@@ -87,7 +87,7 @@ impl Prober {
         let (begin, begun) = channel();
         let (shared, probed) = (state.clone(), servers.clone());
         thread::Builder::new().name("prober".to_owned()).spawn(move || {
-            let (mut session, mut pause) = (None, CLEANING);
+            let (mut session, mut pause) = (None, CLEANING_PAUSE);
             let (mut due, mut is_more) = (Instant::now(), false);
             loop {
                 match begun.recv_timeout(if is_more { Duration::ZERO } else { pause }) {
@@ -99,7 +99,7 @@ impl Prober {
                 let is_due = Instant::now() >= due;
                 is_more = is_due && found == Ok(Answer::default()) && removes_keys(&mut session);
                 if is_due && !is_more {
-                    due = Instant::now() + CLEANING;
+                    due = Instant::now() + CLEANING_PAUSE;
                 }
                 shared.lock().keep(found);
                 session = session.filter(|_| is_more || pause == PAUSE);
@@ -113,15 +113,15 @@ impl Prober {
         let now = Instant::now();
         let mut state = self.state.lock();
         if state.asked.is_none() {
-            // This fails if the thread has ended.
+            // The send fails only if the thread has ended.
             let _ = self.begin.send(());
         }
         let asked = *state.asked.get_or_insert(now);
-        if !state.is_silent && now >= state.answered.max(asked) + SILENCE {
+        if !state.is_silent && now >= state.answered.max(asked) + MAX_SILENCE {
             state.is_silent = true;
             let why = if state.failure.is_empty() { "no answer" } else { &state.failure };
             log::warn!("unready: the database does not answer: {why}");
-            // Requests would wait for the idle sessions of the pool.
+            // Ends the epoch: requests would wait for the pool's idle sessions of a server that is silent.
             self.servers.epoch.end(self.servers.epoch.now());
         }
         let other_schema = state.answer.is_other_schema.then_some(OTHER_SCHEMA);
@@ -151,7 +151,8 @@ impl ProbeState {
     }
 }
 
-/// Asks over the session, or a new one, and keeps it there if it can be used again. The error is one line.
+/// Probes the database over the session, or a new one, and keeps the session if it can be used again. The error
+/// is one line.
 fn probe(
     servers: &Servers,
     migrations: &Migrations,
@@ -161,8 +162,8 @@ fn probe(
     let kept = session.take().filter(|session| session.epoch == servers.epoch.now());
     let mut asked = match kept.map_or_else(connect, Ok) {
         Ok(session) => session,
-        // The server has answered: it has no session left for the prober, and requests have theirs.
-        Err(ConnectError::Refused(error)) if is_full(&error) => return Ok(Answer::default()),
+        // A server without a free session for the prober has answered; the sessions of requests are open already.
+        Err(ConnectError::Refused(error)) if has_too_many_connections(&error) => return Ok(Answer::default()),
         Err(error) => return Err(error.to_string()),
     };
     let answer = match Migrations::ask(&mut asked.connection) {

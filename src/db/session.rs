@@ -1,6 +1,6 @@
 //! One connection with the statements that were prepared on it, and what a failed statement means for both.
 
-use super::sqlstate::{Failure, Meaning};
+use super::sqlstate::{Consequence, Failure};
 use postgres::fallible_iterator::FallibleIterator;
 use postgres::types::{ToSql, Type};
 use postgres::{Client, Row, Statement};
@@ -11,9 +11,11 @@ pub type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
 /// One connection, and the statements that were prepared on it.
 pub(super) struct Session {
-    // Dropped before the statements: a statement whose client lives sends a message when it is dropped.
+    // The client is dropped before the statements: a statement whose client lives sends a message when it is
+    // dropped.
     pub(super) connection: Client,
-    /// A handful, so a scan beats a hash. `None` if the next statement may meet another server process.
+    /// Prepared statements by text: a handful, so a scan beats a hash. `None` if the next statement may meet
+    /// another server process.
     pub(super) statements: Option<Vec<(&'static str, Statement)>>,
     /// The epoch in which the connection was opened.
     pub(super) epoch: u64,
@@ -24,11 +26,11 @@ pub(super) struct Session {
 /// Why a statement has no result.
 #[derive(Debug)]
 pub(super) struct QueryFailure {
-    pub(super) meaning: Meaning,
-    /// True if the statement itself, not only its preparation, was given to the connection. If that is broken, the
-    /// server may have executed it.
+    pub(super) consequence: Consequence,
+    /// True if the statement itself, not only its preparation, was sent. If the connection is broken then, the
+    /// server may have executed the statement.
     pub(super) sent: bool,
-    /// The outcome, unless the statement is executed again.
+    /// The reason for the client, unless the statement is executed again.
     pub(super) failure: Failure,
 }
 
@@ -43,7 +45,8 @@ impl Session {
                 && !self.connection.is_closed()
     }
 
-    /// Prepares a statement on its first use; returns `None` if sessions keep none. Blocks for a round trip the first time.
+    /// Prepares a statement on its first use; returns `None` if sessions keep no statements. Blocks for a round
+    /// trip the first time.
     pub(super) fn prepare(
         &mut self,
         sql: &'static str,
@@ -82,8 +85,9 @@ impl Session {
     }
 
     fn failure(&self, sql: &'static str, sent: bool, error: &postgres::Error) -> QueryFailure {
-        let meaning = if self.connection.is_closed() { Meaning::Broken } else { Meaning::of(error) };
-        QueryFailure { meaning, sent, failure: Failure::of(sql, error) }
+        let consequence =
+            if self.connection.is_closed() { Consequence::Broken } else { Consequence::of(error) };
+        QueryFailure { consequence, sent, failure: Failure::of(sql, error) }
     }
 }
 

@@ -18,7 +18,7 @@ use std::{io, iter};
 
 /// Consequences of a failed statement for its session, and for executing it again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Meaning {
+pub(super) enum Consequence {
     /// The server ends the session, or has lost what belongs to it.
     Broken,
     /// A prepared statement does not fit the tables any more: a new session can prepare it. Nothing was changed.
@@ -32,22 +32,22 @@ pub(super) enum Meaning {
     Statement,
 }
 
-impl Meaning {
-    pub(super) fn of(error: &postgres::Error) -> Meaning {
-        let Some(error) = error.as_db_error() else { return Meaning::Statement };
-        // The SQLSTATE of a plan that does not fit, 0A000, is that of many other refusals.
+impl Consequence {
+    pub(super) fn of(error: &postgres::Error) -> Consequence {
+        let Some(error) = error.as_db_error() else { return Consequence::Statement };
+        // The routine decides: SQLSTATE 0A000, of a plan that does not fit, is also that of many other refusals.
         if error.routine() == Some("RevalidateCachedQuery") {
-            return Meaning::Outdated;
+            return Consequence::Outdated;
         }
         match error.code().code() {
             _ if matches!(error.parsed_severity(), Some(Severity::Fatal | Severity::Panic)) => {
-                Meaning::Broken
+                Consequence::Broken
             }
             // Poolers report the end of a session as an ERROR, too.
-            code if code.starts_with("08") || code.starts_with("57P") => Meaning::Broken,
-            "26000" | "42P05" => Meaning::OfAnotherSession,
-            "25006" => Meaning::ReadOnly,
-            _ => Meaning::Statement,
+            code if code.starts_with("08") || code.starts_with("57P") => Consequence::Broken,
+            "26000" | "42P05" => Consequence::OfAnotherSession,
+            "25006" => Consequence::ReadOnly,
+            _ => Consequence::Statement,
         }
     }
 }
@@ -169,24 +169,24 @@ pub(super) fn is_unusable_answer(error: &postgres::Error) -> bool {
     kind(error) == Some(io::ErrorKind::InvalidInput)
 }
 
-/// Returns whether something has answered that is no server to go on with: TLS failed, or it is no database.
+/// Returns whether the answer to a connect is not usable: TLS failed, or the program that answers is no database.
 pub(super) fn is_answered(error: &postgres::Error) -> bool {
     code(error).is_empty() && matches!(kind(error), None | Some(io::ErrorKind::InvalidData))
 }
 
-/// Returns the kind of an error that is of the connection.
+/// Returns the kind of I/O error that broke a connection.
 fn kind(error: &postgres::Error) -> Option<io::ErrorKind> {
     std::error::Error::source(error)?.downcast_ref::<io::Error>().map(io::Error::kind)
 }
 
-/// Returns whether a connection was refused because there are too many (SQLSTATE 53300).
-pub(super) fn is_full(error: &postgres::Error) -> bool {
+/// Returns whether the server refused a connection because it has too many (SQLSTATE 53300).
+pub(super) fn has_too_many_connections(error: &postgres::Error) -> bool {
     code(error) == "53300"
 }
 
 /// Returns the unique constraint that a statement has violated (SQLSTATE 23505).
 #[cfg(feature = "command")]
-pub fn taken(error: &postgres::Error) -> Option<&str> {
+pub fn violated_constraint(error: &postgres::Error) -> Option<&str> {
     error.as_db_error().filter(|error| error.code().code() == "23505")?.constraint()
 }
 
@@ -201,7 +201,7 @@ pub fn is_transient(error: &postgres::Error) -> bool {
     is_contended(error) || code(error) == "57014"
 }
 
-/// Returns whether a statement has changed rows in a transaction that only reads.
+/// Returns whether a statement was refused because it changes rows in a read-only transaction (SQLSTATE 25006).
 #[cfg(feature = "command")]
 pub fn is_read_only(error: &postgres::Error) -> bool {
     code(error) == "25006"
@@ -218,7 +218,8 @@ pub(super) fn lacks_table(error: &postgres::Error) -> bool {
     matches!(code(error), "42P01" | "3F000")
 }
 
-/// Returns whether a table has other columns than its statement (SQLSTATE 42703), or of other types (42846, 22P02).
+/// Returns whether a table lacks a column that the statement names (SQLSTATE 42703), or has it with another type
+/// (42846, 22P02).
 pub(super) fn is_of_other_columns(error: &postgres::Error) -> bool {
     matches!(code(error), "42703" | "42846" | "22P02")
 }
@@ -237,7 +238,7 @@ pub fn explain(error: &(dyn std::error::Error + 'static)) -> String {
                 let hint = if is_of_another_session { hint } else { "" };
                 format!("{}: {} ({code}){hint}", db.severity(), db.message())
             }
-            // The next cause has the text of the server.
+            // Skips a cause whose text is only the server's message, which the next cause has.
             None if cause.downcast_ref::<postgres::Error>().is_some_and(|e| e.as_db_error().is_some()) => {
                 continue;
             }

@@ -85,7 +85,8 @@ impl Target {
         if !["postgres", "postgresql"].contains(&scheme) {
             return Err("a URL must start with postgres:// or postgresql://".to_owned());
         }
-        // The first '@' ends the password, as in libpq. After another one, a piece of it would be shown as a host.
+        // The first '@' ends the password, as in libpq. A second '@' is refused: a piece of the password would be
+        // shown as a host.
         let end = url.find(['@', '/']).filter(|at| url[*at..].starts_with('@')).map_or(0, |at| at + 1);
         if url[end..].contains('@') {
             return Err("a password or user holds '@', '/' or '?': write %40, %2F or %3F".to_owned());
@@ -222,7 +223,7 @@ fn tls_settings(given: &mut HashMap<String, String>) -> Result<(SslMode, TlsSett
     let roots = roots.filter(|_| !is_system);
     let (mode, verify) = match (&*mode, roots.is_some()) {
         ("no-verify", _) => return Err("sslmode is no-verify: write sslmode=require".to_owned()),
-        // Public authorities sign certificates for anybody.
+        // Certificates of the system need `verify-full`: public authorities sign certificates for any host.
         (other, _) if is_system && other != "verify-full" => {
             return Err("sslrootcert=system needs sslmode=verify-full".to_owned());
         }

@@ -12,9 +12,9 @@ pub struct Claimed {
     /// Unix socket.
     pub request: Request,
     pub id: RequestId,
-    /// The fields that its answer will have for a page of another origin.
+    /// The fields that the answer will have for a page of another origin.
     pub cors: Cors,
-    /// When the frontend answers it 503.
+    /// Deadline at which the frontend answers the request 503.
     pub deadline: Instant,
     /// The memory of the request, to be kept as long as the request.
     pub held: Option<Reservation>,

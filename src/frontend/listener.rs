@@ -95,7 +95,8 @@ impl Listener {
     /// Accepts the next client of any of the sockets. Returns the client's socket, and its address unless that is a Unix
     /// socket; `WouldBlock` if no client waits.
     pub(super) fn accept(&mut self) -> io::Result<(Socket, Option<IpAddr>)> {
-        // A flood at one socket does not keep the clients of another one waiting.
+        // The next call begins with the next socket, so that a flood at one socket does not keep clients of
+        // another one waiting.
         self.sockets.rotate_left(1);
         let is_waiting = |accepted: &io::Result<_>| !matches!(accepted, Err(error) if error.kind() == ErrorKind::WouldBlock);
         let accepted = self.sockets.iter().map(Socket::accept).find(is_waiting);
@@ -119,8 +120,8 @@ impl Listener {
             socket.set_nonblocking(true)?;
             let address = socket.local_addr()?;
             if address.as_socket().is_some() {
-                // Accepted connections inherit the option. An answer is one write, so waiting for more bytes would
-                // delay it.
+                // Sets TCP_NODELAY on the listener, which accepted connections inherit. An answer is one write:
+                // waiting for more bytes would delay it.
                 socket.set_tcp_nodelay(true)?;
             } else if !address.is_unix() {
                 return Err(io::Error::other("neither a TCP nor a Unix socket"));
@@ -147,7 +148,7 @@ pub fn addresses(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     }
     let host = host.strip_prefix('[').unwrap_or(host);
     let host = host.strip_suffix(']').unwrap_or(host);
-    // In order, and once: a file of hosts may have a name twice.
+    // Keeps the order and removes duplicates: a file of hosts may have a name twice.
     Ok((host, port).to_socket_addrs()?.collect::<BTreeSet<_>>().into_iter().collect())
 }
 
@@ -188,10 +189,10 @@ fn lacks_address(error: &io::Error) -> bool {
 fn bind_tcp(address: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     if address.is_ipv6() {
-        // `::` takes IPv4 as well, which some systems do not do by default.
+        // Clears IPV6_V6ONLY, so that `::` takes IPv4 on every system.
         socket.set_only_v6(false)?;
     }
-    // Connections of an earlier server in TIME_WAIT do not hold the port.
+    // Sets SO_REUSEADDR, so that connections of an earlier server in TIME_WAIT do not hold the port.
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
     Ok(socket)
@@ -200,7 +201,7 @@ fn bind_tcp(address: SocketAddr) -> io::Result<Socket> {
 /// Binds a path that is free. Removes the file of a socket that no process listens on.
 fn bind_unix(path: &Path) -> io::Result<Listener> {
     if path.as_os_str().is_empty() {
-        // Linux would bind an empty path to a name of its own choice.
+        // Refuses an empty path: Linux would bind it to a name of its own choice.
         return Err(io::Error::other("the path of the socket is empty"));
     }
     let address = SockAddr::unix(path)?;
@@ -219,7 +220,8 @@ fn bind_unix(path: &Path) -> io::Result<Listener> {
     Listener::new(vec![socket], Some(file), false)
 }
 
-/// Returns whether a process listens there. Does not wait for it: a full backlog is a yes.
+/// Returns whether a process listens on this path. Does not wait for it: a full backlog counts as a process that
+/// listens.
 fn in_use(address: &SockAddr) -> io::Result<bool> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     socket.set_nonblocking(true)?;

@@ -90,7 +90,7 @@ impl Frontend {
 impl Drop for Frontend {
     fn drop(&mut self) {
         self.slots.drain();
-        // A panic of the thread was caught and logged.
+        // An error is ignored: a panic of the thread was caught and logged.
         let _ = self.thread.take().map(thread::JoinHandle::join);
     }
 }

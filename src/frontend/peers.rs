@@ -7,15 +7,16 @@ use std::{fmt, net::IpAddr};
 /// The peer of a connection, or a client that it speaks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
-    /// `None` on a Unix socket.
+    /// Address of the peer; `None` on a Unix socket.
     pub address: Option<IpAddr>,
-    /// The peer is a trusted proxy, between requests. Its connections carry many clients, and are never closed for new ones.
+    /// True for a trusted proxy between requests. Its connections carry many clients, and are never closed for
+    /// new ones.
     pub trusted: bool,
 }
 
 impl Peer {
     pub fn new(address: Option<IpAddr>, proxies: &TrustedProxies) -> Peer {
-        // On a socket that takes both, IPv4 peers have an address that is mapped into IPv6.
+        // Converts a mapped address to IPv4: a socket that takes IPv4 and IPv6 reports IPv4 peers in mapped form.
         let address = address.map(|address| address.to_canonical());
         Peer { address, trusted: proxies.contains(address) }
     }

@@ -5,7 +5,7 @@
 //! never waits for a client, nor for another worker.
 
 use super::claim::{Claimed, Slot};
-use super::connection::{Connection, DOING, Delivery};
+use super::connection::{Connection, Delivery, STATE_LABELS};
 use super::warnings::Warnings;
 use crate::budget::{Budget, Reservation};
 use crate::{config::Limits, http::Response};
@@ -77,7 +77,7 @@ impl Slots {
         let stopping = self.stopping.load(Ordering::SeqCst);
         let (delivery, unfinished) =
             self.lock(slot.index)?.awaiting(slot)?.send_answer(response, cut, stopping);
-        // The connection counts the bytes that the socket did not take.
+        // Releases the worker's reservation: the connection counts the bytes that the socket did not take.
         drop(held);
         if unfinished {
             self.schedule(slot.index);
@@ -85,11 +85,11 @@ impl Slots {
         Some(delivery)
     }
 
-    /// Counts the connections in each state of [`DOING`], and returns how many there may be. Looks at each of them.
+    /// Counts the connections in each state of [`STATE_LABELS`], and returns how many there may be. Looks at each of them.
     pub fn connections(&self) -> (impl Iterator<Item = (&'static str, usize)>, usize) {
-        let mut counts = [0; DOING.len()];
+        let mut counts = [0; STATE_LABELS.len()];
         self.each(|_, connection| Some(connection.doing())).into_iter().for_each(|doing| counts[doing] += 1);
-        (DOING.into_iter().zip(counts), self.limits.max_connections)
+        (STATE_LABELS.into_iter().zip(counts), self.limits.max_connections)
     }
 
     /// Returns the number of slots: as many requests may wait for answers.
@@ -110,7 +110,7 @@ impl Slots {
 }
 
 impl Slots {
-    /// Creates free slots for so many connections as the limits allow.
+    /// Creates free slots for as many connections as the limits allow.
     pub(super) fn new(limits: Arc<Limits>, budget: Budget, waker: Waker) -> Slots {
         Slots {
             entries: (0..limits.max_connections + MAX_SURPLUS).map(|_| Mutex::default()).collect(),

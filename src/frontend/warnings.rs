@@ -1,7 +1,7 @@
 //! Warnings about clients that are answered 503: at most one a second for each reason, however many there are.
 
 use super::peers::ClientName;
-use crate::error::Reason;
+use crate::error::BusyReason;
 use crate::http::{RequestId, log_line};
 use parking_lot::Mutex;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,7 +17,7 @@ pub struct Warnings(Mutex<HashMap<&'static str, (Instant, u64)>>);
 
 impl Warnings {
     /// Warns that a request is refused, at most once a second for each reason.
-    pub fn refused(&self, why: Reason, client: Option<IpAddr>, id: &RequestId) {
+    pub fn refused(&self, why: BusyReason, client: Option<IpAddr>, id: &RequestId) {
         self.warn(why.text(), format_args!(", client={}", ClientName(client)), Some(id));
     }
 

@@ -26,7 +26,7 @@ pub enum Cors {
 }
 
 impl Cors {
-    /// Returns the fields for a request with these fields.
+    /// Returns the fields that the answer to a request needs for browsers.
     pub fn of<'a>(origins: &[Arc<str>], fields: impl Iterator<Item = (&'a str, &'a [u8])>) -> Cors {
         if origins.is_empty() {
             return Cors::Off;

@@ -19,7 +19,7 @@ pub fn is_local(authority: &str) -> bool {
     let (last, before) = (labels.next().unwrap_or_default(), labels.next());
     let is = |label: &str, reserved: &str| label.eq_ignore_ascii_case(reserved);
     match before {
-        // A percent-encoded character may be a dot.
+        // Refuses a percent-encoded name, as a character of it may be a dot.
         None => !name.is_empty() && !name.contains('%'),
         Some(_) if last.bytes().all(|byte| byte.is_ascii_digit()) => name.parse::<Ipv4Addr>().is_ok(),
         Some(before) => {

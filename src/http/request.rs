@@ -22,7 +22,7 @@ pub enum Method {
 }
 
 impl From<&str> for Method {
-    /// Method names are case-sensitive (RFC 9110, 9.1).
+    /// Method names are compared as they are: they are case-sensitive (RFC 9110, 9.1).
     fn from(name: &str) -> Method {
         Method::VARIANTS.iter().copied().find(|known| known.name() == name).unwrap_or(Method::Other)
     }
@@ -157,7 +157,7 @@ impl Request {
         pairs.map(|(name, value)| (name, value.trim_matches([' ', '\t', '\r'])))
     }
 
-    /// Returns the bytes that it takes in memory.
+    /// Returns the bytes that the request takes in memory.
     pub(crate) fn memory(&self) -> usize {
         self.target.len() + self.fields.len() + self.body.len()
     }

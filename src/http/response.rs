@@ -82,7 +82,7 @@ impl Response {
         self
     }
 
-    /// Returns the memory that its body takes.
+    /// Returns the memory that the body takes.
     pub(crate) fn memory(&self) -> usize {
         self.body.capacity()
     }

@@ -10,14 +10,14 @@ use serde_json::{Map, Value};
 /// brings its address into NFC; refuses uploads. A `patch` is a merge patch if its type is JSON or curl's default; other
 /// kinds of patches mean something else, and so are refused.
 pub fn body(request: &Request, patch: bool) -> Result<Map<String, Value>, Error> {
-    const CURLS: &str = "application/x-www-form-urlencoded";
+    const CURL_DEFAULT_TYPE: &str = "application/x-www-form-urlencoded";
     let mut codings = request.fields("content-encoding").flat_map(|value| value.split(',')).map(str::trim);
     let coded = codings.any(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case("identity"));
     let media_type =
         request.header("content-type").map(|text| text.split(';').next().unwrap_or_default().trim());
     let is_accepted = media_type.is_none_or(|given| {
         if patch {
-            ACCEPT_PATCH.split(", ").chain([CURLS]).any(|one| one.eq_ignore_ascii_case(given))
+            ACCEPT_PATCH.split(", ").chain([CURL_DEFAULT_TYPE]).any(|one| one.eq_ignore_ascii_case(given))
         } else {
             !given.get(..10).is_some_and(|start| start.eq_ignore_ascii_case("multipart/"))
         }

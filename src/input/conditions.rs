@@ -11,7 +11,7 @@ pub fn etag(Revision { version, updated_at }: Revision) -> String {
     format!("\"{version}-{micros:x}\"")
 }
 
-/// Returns the state that a tag of this service names, given without its quotes.
+/// Returns the state that an entity tag of this service names; `None` for other tags. The tag has no quotes.
 fn revision(text: &str) -> Option<Revision> {
     let (version, micros) = text.rsplit_once('-')?;
     let micros = u64::from_str_radix(micros, 16).ok()?.cast_signed();

@@ -81,7 +81,7 @@ impl<'a> Query<'a> {
     }
 
     fn refuse(&mut self, name: &str, keyword: &str, message: impl Into<String>) {
-        // A JSON pointer has these escapes.
+        // Escapes the name as a JSON pointer has it.
         let path = format!("/{}", name.replace('~', "~0").replace('/', "~1"));
         self.violations.push(Violation { path, keyword: keyword.to_owned(), message: message.into() });
     }
@@ -121,7 +121,7 @@ impl<'a> Query<'a> {
             _ if !is_number => ("type", too_small()),
             Ok(number) if number < min => ("minimum", too_small()),
             Ok(number) if number <= max => return Some(number),
-            // The text has digits alone: a number that does not fit is too large.
+            // A text of digits alone that does not fit is a number that is too large.
             _ => ("maximum", format!("must be at most {max}")),
         };
         self.refuse(name, keyword, message);

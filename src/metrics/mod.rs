@@ -8,7 +8,7 @@ mod text;
 
 pub use text::Text;
 
-use crate::{error::Reason, http::Method};
+use crate::{error::BusyReason, http::Method};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::env::consts;
@@ -81,9 +81,9 @@ impl Histogram {
 }
 
 impl Metrics {
-    /// Counts nothing yet. `lanes` are the labels of lanes.
+    /// Returns figures that are all zero. `lanes`: the labels of lanes.
     pub fn new(lanes: &'static [&'static str]) -> Metrics {
-        let labels = REFUSED.iter().map(|(_, label)| label).chain(Reason::VARIANTS);
+        let labels = REFUSED.iter().map(|(_, label)| label).chain(BusyReason::VARIANTS);
         Metrics {
             requests: Mutex::default(),
             durations: Mutex::default(),
@@ -111,7 +111,7 @@ impl Metrics {
     }
 
     /// Counts the reason of a 503, whose answer is counted elsewhere.
-    pub fn refused(&self, reason: Reason) {
+    pub fn refused(&self, reason: BusyReason) {
         *self.refusals.lock().entry(reason.into()).or_default() += 1;
     }
 
@@ -171,7 +171,7 @@ mod tests {
         metrics.request(Method::Get, "/users/{id}", 999, time);
         metrics.request(Method::Other, "other", 501, time);
         metrics.refusal(400);
-        metrics.refused(Reason::NoMemory);
+        metrics.refused(BusyReason::NoMemory);
         metrics.batch(0, 64);
         metrics.batch(0, 1);
         metrics.batch(1, 65);

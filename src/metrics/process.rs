@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use std::{fs, sync::OnceLock};
 
 /// Ticks a second in /proc/self/stat: Linux gives programs this number, whatever its own is.
-const TICKS: f64 = 100.0;
+const TICKS_PER_SECOND: f64 = 100.0;
 
 /// Writes the figures as they are now.
 pub fn write(text: &mut Text) {
@@ -42,5 +42,5 @@ fn started() -> Option<f64> {
     let stat = fs::read_to_string("/proc/self/stat").ok()?;
     // The name, in brackets, may hold anything. The third field follows it; the 22nd is the start in ticks.
     let ticks: u64 = stat.rsplit_once(") ")?.1.split(' ').nth(22 - 3)?.parse().ok()?;
-    Some(now - up + ticks as f64 / TICKS)
+    Some(now - up + ticks as f64 / TICKS_PER_SECOND)
 }

@@ -6,7 +6,7 @@ use std::fmt::Display;
 /// A text that is being written. Each value belongs to the last family.
 #[derive(Default)]
 pub struct Text {
-    /// The text so far.
+    /// The text that was written so far.
     pub written: String,
     family: &'static str,
 }

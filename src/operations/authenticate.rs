@@ -62,7 +62,7 @@ impl Authenticate {
     pub(super) fn execute(&mut self, operations: &Operations, deadline: Instant) -> Result<Outcome, Failure> {
         if let Some(outdated) = self.outdated.take() {
             let (user, old, new) = *outdated;
-            // The login has succeeded, even if the new hash is not stored: the next one tries again.
+            // An error is ignored: the login has succeeded, and the next login stores the new hash.
             let params: [Param; 3] =
                 [(&user.id, Type::INT8), (&old.as_phc(), Type::TEXT), (&new.as_phc(), Type::TEXT)];
             match operations.pool.execute(REPLACE_HASH, &params, Some(deadline)) {

@@ -15,7 +15,7 @@ use postgres::{Row, types::Type};
 use std::collections::HashSet;
 use std::{net::IpAddr, time::Instant};
 
-/// A user to be created.
+/// A create: the user to be created, and what its request says about it.
 #[derive(Debug)]
 pub struct Create {
     /// The fields of the body.
@@ -182,7 +182,7 @@ impl Operations {
 
     /// Reads the outcome of a create.
     fn created(&self, row: &Row) -> Result<Created, Error> {
-        // A delete of the user has erased the answer.
+        // The answer of a user that was deleted is erased, so the row has nulls.
         row.try_get::<_, Option<i64>>("id")?.ok_or(Error::Gone)?;
         let (mut earlier, mut password_hash) = (None, None);
         if let Some(digest) = row.try_get::<_, Option<&[u8]>>("fingerprint")? {
@@ -236,7 +236,7 @@ impl Create {
         if created.earlier.is_none() {
             Ok(created.answer().into())
         } else if self.hash.take().is_some() {
-            // A thread that hashes compares the password.
+            // Continues in the lane of passwords: a thread that hashes compares the password.
             Ok(Outcome::Continued)
         } else {
             self.repeat(operations, created)
@@ -248,7 +248,7 @@ impl Create {
         if self.key.map(|(_, own)| own) != kept.earlier {
             return Err(Error::KeyReused.into());
         }
-        // The answer tells whether the password is right, as a login's does.
+        // Counts the password as an attempt: the answer tells whether it is right, as a login's does.
         if let (hash @ Some(_), Some(password)) = (kept.password_hash.as_ref(), &self.user.password) {
             let attempt = operations.throttle.admit(&self.user.email, self.peer.map(counted_as))?;
             if operations.with_hash(hash, |hasher| hasher.verify(password, hash))? == Match::None {

@@ -158,7 +158,7 @@ impl List {
                 Selection::Email(_) => next(&mut found),
                 Selection::After(_) => next(&mut walks),
                 Selection::Prefix(prefix) => operations.list_by_prefix(prefix, page.per_page),
-                // Two lists may name one user.
+                // Users are cloned for each list, as two lists may name one user.
                 Selection::Ids(ids) => users.as_ref().map_err(Failure::clone).map(|users| {
                     let users = ids.iter().filter_map(|id| users.get(id).cloned()).collect();
                     Listed { total: 0, users }
@@ -247,7 +247,7 @@ fn links(request: PageRequest, last: i64, email: Option<&str>) -> String {
     }
     let links = [
         (Some(1), "first"),
-        // The page before one beyond the last is the last one.
+        // For a page beyond the last one, the previous page is the last one.
         ((page > 1).then(|| last.min(page - 1)), "prev"),
         ((page < last).then(|| page + 1), "next"),
         (Some(last), "last"),

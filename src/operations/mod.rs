@@ -76,7 +76,7 @@ pub enum Command {
 /// The end of one execution of a command.
 #[derive(Debug)]
 pub enum Outcome {
-    /// The command is done.
+    /// The command is done: it has an answer.
     Answered(Result<Response, Error>),
     /// The command continues in the lane of its next step.
     Continued,
@@ -167,7 +167,7 @@ pub(crate) fn retry_pause(retries: usize) -> Duration {
 }
 
 impl Command {
-    /// Returns what the command does next.
+    /// Returns the next step of the command.
     pub fn next_step(&self) -> Step {
         match self {
             Command::Find(_) => Step::of(Lane::Find),

@@ -161,7 +161,8 @@ impl Update {
             if let [row] = &operations.pool.execute(sql, params, Some(deadline))?[..] {
                 return Ok(operations.user(row)?);
             }
-            // The committed record may answer at once, also if another transaction has locked it.
+            // A change that alters nothing answers with the committed record at once, also if another transaction
+            // has locked it.
             let user = operations.allowed(*id, condition)?;
             let is_unchanged = password.is_none()
                 && name.as_ref().is_none_or(|name| *name == user.name)

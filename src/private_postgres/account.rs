@@ -49,7 +49,7 @@ impl Account {
         /// The bit of a process that keeps its capabilities if its user changes.
         const NO_SETUID_FIXUP: libc::c_int = 1 << 2;
         let tried = self.command("/bin/sh").args(["-c", ":"]).current_dir("/").status();
-        // SAFETY: the call reads a number of this thread's.
+        // SAFETY: the call only reads a number of this thread.
         let keeps = unsafe { libc::prctl(libc::PR_GET_SECUREBITS) } & NO_SETUID_FIXUP != 0;
         let fails = || io::Error::other("it could become root again");
         tried.and_then(|_| (!keeps).then_some(self).ok_or_else(fails)).map_err(|error| {
@@ -137,7 +137,7 @@ impl Account {
     }
 
     /// Returns why `initdb`, which asks for the name of its user, has failed.
-    pub(super) fn explain(&self, failure: ClusterError) -> ClusterError {
+    pub(super) fn explain_initdb_failure(&self, failure: ClusterError) -> ClusterError {
         if User::with_uid(self.uid).is_some() {
             return failure;
         }
@@ -173,7 +173,7 @@ impl Account {
         let mut options = OpenOptions::new();
         options.read(true).append(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
         let file = options.open(path)?;
-        // A umask may have closed a new file to its owner.
+        // Sets the mode, as a umask may have closed a new file to its owner.
         file.set_permissions(Permissions::from_mode(0o600))?;
         Ok(file)
     }

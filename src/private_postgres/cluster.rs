@@ -21,7 +21,7 @@ const MAX_LOCK_COPY: Duration = Duration::from_secs(1);
 /// If this process is killed, the server stays; the next start stops it and goes on.
 #[derive(Debug)]
 pub struct Cluster {
-    /// The user that the server runs as.
+    /// The account that the server runs as.
     pub account: Account,
     dir: PathBuf,
     /// The server is dropped first: the directory is locked until the server has stopped.
@@ -78,7 +78,7 @@ impl Cluster {
         }
         let server = ServerProcess::start(&directory, &programs, max_connections, &[])?;
         if is_new {
-            // From version 15 on, PostgreSQL itself lets only the owner of the schema create in it.
+            // Revokes `create` on the schema, which PostgreSQL itself does only from version 15 on.
             const CLOSE: &str = "revoke create on schema public from public";
             let closed = connect(&dir).and_then(|mut client| client.batch_execute(CLOSE));
             closed.map_err(|error| ClusterError::new(format!("cannot set up the database: {error}")))?;

@@ -128,7 +128,7 @@ pub(super) fn make(dir: &Path, account: Account) -> Result<PathBuf> {
             if dir.join("pgdata").exists() {
                 account.check_owner(dir)?;
             }
-            // On a file system that keeps no owners, `take` says so.
+            // An error is ignored: on a file system that keeps no owners, `take` reports it.
             let _ = lchown(dir, Some(uid), Some(gid));
         }
         None => by_account?,

@@ -12,7 +12,7 @@ const CONFIGURATION: &str = "\n# Of userd\nshared_buffers = 24MB\n";
 /// Makes `pgdata`, complete or not there at all: made as `pgdata.new` and renamed. Blocks until `initdb` has ended.
 pub(super) fn initialize(directory: &ClusterDir, programs: &Path, more: &[&str]) -> Result<()> {
     let (program, new) = (programs.join("initdb"), directory.dir.join("pgdata.new"));
-    // If some of it stays, initdb says so.
+    // An error is ignored: if some of it stays, initdb reports it.
     let _ = fs::remove_dir_all(&new);
     // initdb writes into a pipe and not into the log, as the disk may be full.
     let mut initdb = directory.command(&program, Stdio::piped());
@@ -22,7 +22,7 @@ pub(super) fn initialize(directory: &ClusterDir, programs: &Path, more: &[&str])
     let output = initdb.args(more).output().map_err(ClusterError::io("run", &program))?;
     if !output.status.success() {
         let failure = ClusterError::said(&format!("initdb failed ({})", output.status), &output.stderr);
-        return Err(directory.account.explain(failure));
+        return Err(directory.account.explain_initdb_failure(failure));
     }
     let finish = || -> io::Result<()> {
         let mut file = OpenOptions::new().append(true).open(new.join("postgresql.conf"))?;

@@ -63,7 +63,7 @@ fn of_debian(parent: &Path) -> impl Iterator<Item = PathBuf> {
 /// installation from any other without running it: the file of its server, which an upgrade replaces.
 pub(super) fn first(account: &Account) -> Result<(PathBuf, String)> {
     let complete = installations()?.into_iter().find(|dir| dir.join("postgres").is_file());
-    // The error says what is wrong with the programs.
+    // If no installation is complete, `find` returns an error that says what is wrong with the programs.
     let dir = complete.map_or_else(|| Ok(find(None, account)?.0), Ok)?;
     let file = fs::metadata(dir.join("postgres")).map_err(ClusterError::io("read", &dir))?;
     Ok((dir, format!("{:x}-{:x}-{:x}", file.dev(), file.ino(), file.mtime())))

@@ -70,7 +70,7 @@ impl Drop for ServerProcess {
         if matches!(self.child.try_wait(), Ok(None)) {
             let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGINT);
         }
-        // An error means that another thread reaped the child: it has ended all the same.
+        // An error counts as an end: another thread has reaped the child.
         while matches!(self.child.try_wait(), Ok(None)) {
             let _ = wait.pause(|_| true, None, || format!("PostgreSQL (process {pid}) stops"));
         }

@@ -75,7 +75,7 @@ impl Shared {
             let share = |dir: &PathBuf| Some((dir.clone(), share(dir, &account)?));
             if let Some((dir, (client, _share))) = dirs.iter().find_map(share) {
                 if let Some(directory) = ClusterDir::lock(&dir, account, |_| true)? {
-                    // The shell that kept the server was killed.
+                    // The directory is not locked: the shell that kept the server was killed.
                     keep(&directory)?;
                 }
                 return Ok(Shared { dir, programs, client, _share });

@@ -5,7 +5,7 @@ use std::fs;
 
 /// A user of the system.
 pub struct User {
-    /// The name.
+    /// The name of the user.
     pub name: String,
     pub(super) uid: u32,
     pub(super) gid: u32,

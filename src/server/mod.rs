@@ -26,7 +26,7 @@ pub struct Server {
     pub(crate) app: Arc<App>,
     base_url: String,
     addr: Option<SocketAddr>,
-    /// `None` once it has stopped.
+    /// `None` once the server has stopped.
     frontend: Option<Frontend>,
     workers: Workers,
     drain_delay: Duration,
@@ -195,7 +195,7 @@ fn answer_at_once(app: Arc<App>) -> AnswerAtOnce {
         let asked = app.find(&bare, &cors);
         let label = asked.label;
         let Judged::Answer(answer) = app.judge(&bare, asked, &cors, Some(id)) else { return None };
-        // The answer takes some microseconds.
+        // The time of the answer counts as zero: it takes some microseconds.
         app.metrics.request(request.method, label, answer.status, Duration::ZERO);
         let (method, status) = (request.method.name(), answer.status);
         log::debug!(

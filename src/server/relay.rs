@@ -21,7 +21,7 @@ pub fn start() -> io::Result<(&'static tiny_http::Server, UnixStream)> {
     // Linux chooses a name that is in no directory.
     bind(listener.as_raw_fd(), &UnixAddr::new_unnamed())?;
     listen(&listener, Backlog::new(0)?)?;
-    // Fails if another process has connected first.
+    // Fails if another process has connected to the listener first.
     connect(stream.as_raw_fd(), &getsockname::<UnixAddr>(listener.as_raw_fd())?)?;
     // No process can connect any more; the connection above waits to be accepted.
     shutdown(listener.as_raw_fd(), Shutdown::Both)?;

@@ -62,7 +62,7 @@ pub struct Imported {
 }
 
 impl Imported {
-    /// A person who has read so many problems knows what is wrong with the file.
+    /// The most problems that are kept: a person who has read so many knows what is wrong with the file.
     pub const MAX_TOLD: usize = 20;
 
     fn refuse(&mut self, number: i64, problem: String) {
@@ -114,7 +114,7 @@ pub fn import(
                 Err(problem) => imported.refuse(record.number, problem),
             }
         }
-        // An empty batch is the last one.
+        // An empty batch is the last one: the remaining users are staged.
         if users.len() >= STAGED || batch.is_empty() {
             bulk::stage(&mut transaction, &users)?;
             imported.users += users.len() as u64;
@@ -150,7 +150,7 @@ pub fn import(
     if import.dry_run || (imported.refused > 0 && !import.skip_invalid) {
         return Ok(imported);
     }
-    // A trigger may leave users out.
+    // Counts the stored users, as a trigger may leave users out.
     imported.users = bulk::store(&mut transaction, import.keep_ids)?;
     before_commit();
     transaction.commit().map_err(|error| TransferError::Uncertain(explain(&error)))?;

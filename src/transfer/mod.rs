@@ -11,7 +11,7 @@ pub use export::{Export, export};
 pub use import::{Import, Imported, import};
 pub use rules::{Mapping, fields};
 
-use crate::db::{explain, taken};
+use crate::db::{explain, violated_constraint};
 use crate::error::StartError;
 use std::io;
 
@@ -27,7 +27,7 @@ pub enum Format {
 /// The name of the field with the hash of a password, in exports and imports.
 const PASSWORD_HASH: &str = "passwordHash";
 
-const TAKEN: &str = "another session stored one of the addresses or ids meanwhile, so repeat the import; or the sequence \
+const VALUE_TAKEN: &str = "another session stored one of the addresses or ids meanwhile, so repeat the import; or the sequence \
                      of ids is behind them, which `userd check` says";
 
 /// The reason why an export or an import ended early.
@@ -52,8 +52,8 @@ pub enum TransferError {
 
 impl From<postgres::Error> for TransferError {
     fn from(error: postgres::Error) -> TransferError {
-        TransferError::Database(match taken(&error) {
-            Some("users_email_key" | "users_pkey") => TAKEN.to_owned(),
+        TransferError::Database(match violated_constraint(&error) {
+            Some("users_email_key" | "users_pkey") => VALUE_TAKEN.to_owned(),
             _ => explain(&error),
         })
     }

@@ -125,7 +125,7 @@ impl<R: BufRead> Lines<R> {
     /// Reads CSV. The number of a row is that of its first line.
     fn rows(mut self, first: Vec<u8>, rules: &Rules, each: &mut Each) -> Result<(), TransferError> {
         let mut first = self.text(first)?;
-        // Excel reads the separator from such a line before the header.
+        // Skips a line `sep=;` before the header, from which Excel reads the separator.
         if first.trim_start_matches('"').starts_with("sep=")
             && let Some(header) = self.next_filled()?
         {
@@ -234,7 +234,7 @@ impl<R: Read> Read for Bounded<'_, R> {
 struct Users<'a> {
     each: &'a mut Each<'a>,
     read: i64,
-    /// The error of `each`, which ends the array.
+    /// The error that `each` has returned, which ends the array.
     error: Option<TransferError>,
     /// Bytes that the next user may have.
     left: &'a Cell<usize>,

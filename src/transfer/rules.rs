@@ -32,9 +32,9 @@ pub type Mapping = BTreeMap<&'static str, String>;
 
 /// A record of a stream.
 pub(super) struct Record {
-    /// The number of its line, or of its place in an array; from 1.
+    /// The number of the record's line, or of its place in an array; from 1.
     pub number: i64,
-    /// Its members; the error is its problem, which quotes no value.
+    /// The members of the record; the error is the problem of the record, which quotes no value.
     pub members: Result<Map<String, Value>, String>,
 }
 
@@ -112,7 +112,7 @@ impl Rules<'_> {
         }
     }
 
-    /// Returns the members of a row. The error is its problem.
+    /// Returns the members of a row. The error is the problem of the row.
     pub fn row(&self, header: &[String], row: Vec<String>) -> Result<Map<String, Value>, String> {
         if row.len() != header.len() {
             return Err(format!("has {} fields, and the header {}", row.len(), header.len()));
@@ -172,7 +172,7 @@ impl Rules<'_> {
         }
         if !self.import.as_is {
             if hash.is_some() {
-                // The hash stands in for the password that the strict schema requires.
+                // Puts the hash in the place of the password that the strict schema requires.
                 fields.insert("password".to_owned(), "has a hash".into());
             }
             fields = self.validation.create.validate(fields).map_err(problems)?;

@@ -24,7 +24,7 @@ pub fn normalize(fields: &mut Map<String, Value>) {
 pub fn check(address: &str) -> Result<(), String> {
     // Characters of an atom: of RFC 5322, or of RFC 6532 beyond ASCII.
     let is_atext = |c: char| !c.is_ascii() || c.is_ascii_alphanumeric() || "!#$%&'*+-/=?^_`{|}~".contains(c);
-    // A mark would be shown on the dot before it, or on other text.
+    // Refuses a mark at the beginning of an atom: it would be shown on the dot before it, or on other text.
     let is_atom =
         |text: &str| text.chars().all(is_atext) && !text.chars().next().is_none_or(is_combining_mark);
     let is_label = |text: &str| {
@@ -45,7 +45,7 @@ pub fn check(address: &str) -> Result<(), String> {
         _ if !domain.is_ascii() => ": write the domain after the @ in ASCII, as xn--…",
         _ if !domain.is_empty() && !domain.contains('.') => ": the domain after the @ needs a dot",
         _ if !is_host => ": the domain after the @ is not valid",
-        // A mail server counts octets (RFC 5321, 4.5.3.1.3).
+        // The limit is in octets, as a mail server counts them (RFC 5321, 4.5.3.1.3).
         _ if address.len() > MAX_EMAIL => ": it is longer than 254 bytes",
         _ => return Ok(()),
     };

@@ -68,7 +68,7 @@ pub fn is_hash(text: &str) -> bool {
 pub(super) struct HashFormat<'a> {
     /// Returns whether the hash is one of this password. Blocks for the work.
     pub matches: Box<dyn Fn(&str) -> bool + 'a>,
-    /// KiB that are allocated.
+    /// KiB of memory that verifying the hash allocates.
     memory: u64,
     nanoseconds: u64,
     /// The memory times how often it is filled, if the hash is one of Argon2id.
@@ -142,7 +142,7 @@ fn argon2<'a>(text: &str) -> Option<HashFormat<'a>> {
 /// Parses a hash with parameters as in `ln=16,r=8,p=1`.
 fn scrypt<'a>(text: &str) -> Option<HashFormat<'a>> {
     let (hash, ..) = phc(text)?;
-    // The crate multiplies both without a check for overflow.
+    // Limits `r` and `p`: the crate multiplies both without a check for overflow.
     let is_small = |name| hash.params.get_decimal(name).is_some_and(|number| number <= 1 << 10);
     let params = (is_small("r") && is_small("p")).then(|| scrypt::Params::try_from(&hash).ok())??;
     let (n, r, p) = (params.n(), u64::from(params.r()), u64::from(params.p()));

@@ -24,7 +24,7 @@ impl Fingerprint {
         let mut digest = Sha256::new();
         for (field, value) in body {
             let value = if field == "password" { &Value::Null } else { value };
-            // JSON has no NUL.
+            // A NUL ends each name and each value: JSON has none, so different bodies never give one text.
             digest.update(format!("{field}\0{value}\0"));
         }
         Fingerprint(digest.finalize().into())

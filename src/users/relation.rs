@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 /// Fetches the `T` that belongs to the record with this id, or `None` if it has none; one query an access.
 pub type Loader<T> = Arc<dyn Fn(i64) -> Result<Option<T>, Error> + Send + Sync>;
 
-/// A related record: loaded, or loaded on access, or a violation.
+/// A related record. An access returns it, loads it first, or is a violation.
 #[derive(Clone)]
 pub struct Relation<T> {
     name: &'static str,
@@ -43,7 +43,7 @@ impl<T> Relation<T> {
     pub fn get(&self) -> Result<Option<&T>, Error> {
         if self.value.get().is_none() {
             let (loader, owner) = self.lazy.as_ref().ok_or(Error::LazyLoadingViolation(self.name))?;
-            // A second thread may have been first; both loaded the same record, so either will do.
+            // A second thread may have set the value first: both loaded the same record, so either value will do.
             let _ = self.value.set(loader(*owner)?);
         }
         Ok(self.value.get().and_then(Option::as_ref))

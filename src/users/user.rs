@@ -9,10 +9,10 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 use time::OffsetDateTime;
 
-/// Characters of the longest name, as the column has it.
+/// The most characters of a name, as the column has it.
 pub const MAX_NAME_CHARS: usize = 1000;
 
-/// Characters of the longest e-mail address, as the column has it.
+/// The most characters of an e-mail address, as the column has it.
 pub const MAX_EMAIL: usize = 254;
 
 /// Characters of the shortest password, as the create schemas have it.
@@ -136,7 +136,7 @@ impl UserChanges {
             };
             value.map_err(violation).ok()
         };
-        // A line break in an address would end a header field of a mail.
+        // Refuses control characters: a line break in an address would end a header field of a mail.
         let email = Rule { most: MAX_EMAIL, has_controls: is_stored, ..TEXT };
         let password = Rule { least: MIN_PASSWORD_CHARS, may_be_null: true, ..TEXT };
         let changes = UserChanges {
@@ -157,7 +157,7 @@ struct Rule {
     least: usize,
     most: usize,
     may_be_null: bool,
-    /// Control characters are allowed.
+    /// True if control characters are allowed.
     has_controls: bool,
 }
 

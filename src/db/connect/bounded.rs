@@ -19,11 +19,11 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// socket, take the rest.
 const CONNECT_DESCRIPTORS: usize = 12;
 
-/// Connects to one host that were given up and have not ended. Each keeps a thread.
+/// Connects to one host that were given up and are still running. Each keeps a thread.
 #[derive(Default)]
 pub struct Unanswered {
     count: Arc<AtomicU32>,
-    /// When the last one was given up.
+    /// When the last connect was given up.
     last: Mutex<Option<Instant>>,
 }
 
@@ -46,7 +46,7 @@ impl Unanswered {
     ) -> Result<Client, ConnectError> {
         let bound = host.get_connect_timeout().map_or(CONNECT_TIMEOUT, |time| CONNECT_TIMEOUT.max(*time));
         if host.get_connect_timeout().is_none() {
-            // Leaves time for another address of the name.
+            // Half of the time for one address leaves time for another address of the name.
             host.connect_timeout(CONNECT_TIMEOUT / 2);
         }
         let connect = move || {
@@ -67,7 +67,7 @@ pub fn within<T: Send + 'static>(
     unanswered: &Arc<AtomicU32>,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, ConnectError> {
-    // Without a buffer, a result is sent only if it is received.
+    // The channel has no buffer: sending succeeds only if the result is received in time.
     let ((sender, receiver), counted) = (mpsc::sync_channel(0), unanswered.clone());
     let run = move || {
         if sender.send(work()).is_err() {
@@ -84,7 +84,7 @@ pub fn within<T: Send + 'static>(
 /// Catches the panic of `postgres` if the system refuses it a runtime. Looks for free descriptors first, as a panic is
 /// reported on standard error. Another thread may take them before `connect` does.
 fn without_panic<T>(connect: impl FnOnce() -> T) -> io::Result<T> {
-    // Not `/dev/null`, which a jail may lack.
+    // Opens pairs of sockets to find free descriptors: a jail may lack `/dev/null`.
     let free: io::Result<Vec<_>> = (0..CONNECT_DESCRIPTORS / 2).map(|_| UnixStream::pair()).collect();
     drop(free?);
     catch_unwind(AssertUnwindSafe(connect))

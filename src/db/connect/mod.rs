@@ -19,7 +19,7 @@ use crate::error::StartError;
 use bounded::{CONNECT_TIMEOUT, Unanswered};
 use parking_lot::Mutex;
 use password::Password;
-pub use pooler::{LENT, Sessions};
+pub use pooler::{POOLER_LENDS, Sessions};
 use postgres::Client;
 use postgres::config::{LoadBalanceHosts, TargetSessionAttrs};
 use std::hash::{BuildHasher, RandomState};
@@ -93,7 +93,7 @@ impl Servers {
     /// Returns a session, in which `set_up` was executed if sessions keep settings. Blocks for two seconds with each host, or
     /// for a longer `connect_timeout`.
     pub(super) fn connect(&self, set_up: &str) -> Result<Session, ConnectError> {
-        // Read first: if an epoch ends while this connects, the new connection is suspect, too.
+        // The epoch is read before connecting: if it ends meanwhile, the new connection is suspect, too.
         let epoch = self.epoch.now();
         let connection = self.open(set_up, None, Duration::MAX)?;
         let statements = self.sessions().keep_statements().then(Vec::new);
@@ -164,7 +164,7 @@ impl Epoch {
     }
 }
 
-/// Why there is no connection.
+/// The reason why there is no connection.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The network, or the server, refused.

@@ -8,21 +8,21 @@ use std::time::Instant;
 use std::{mem, sync::Arc};
 
 /// Finding about a pooler in transaction mode.
-pub const LENT: &str =
+pub const POOLER_LENDS: &str =
     "a pooler lends its sessions for one transaction each: userd serves as with DB_PREPARED=false";
 
-/// Sessions belong to one client each, or a pooler lends them.
+/// Tells whether each session belongs to one client, or a pooler lends sessions, and how that is known.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Sessions {
-    /// Own sessions, as `db_prepared` says on purpose.
+    /// Sessions are userd's own: `db_prepared` is true and no look is wanted.
     SetOwn,
-    /// Lent sessions, as `db_prepared` is false.
+    /// Sessions are lent: `db_prepared` is false.
     SetLent,
-    /// The first session is yet to show it.
+    /// Not known yet: the first session shows it.
     Unknown,
-    /// Own sessions, as far as a look has shown.
+    /// Sessions are userd's own, as far as a look has shown.
     FoundOwn,
-    /// Lent sessions, as a look or a statement has shown.
+    /// Sessions are lent, as a look or a statement has shown.
     FoundLent,
 }
 
@@ -53,7 +53,8 @@ impl Servers {
         *self.sessions.lock()
     }
 
-    /// Records whether a pooler has lent sessions. Does nothing if the settings say it. Returns true if that is new.
+    /// Records whether a pooler lends sessions, unless the settings decide it. Returns true if the knowledge is
+    /// new.
     pub fn learn(&self, is_lent: bool) -> bool {
         let mut sessions = self.sessions.lock();
         let known = match (*sessions, is_lent) {
@@ -67,7 +68,7 @@ impl Servers {
     /// Returns whether a pooler lends its sessions for one transaction each: several of them serve one client, or one serves
     /// two. Blocks for up to two seconds; false if it cannot be told by then, as of a pooler with one session.
     pub fn lends(&self, mut client: Client) -> bool {
-        /// Other clients of the pooler may come between two statements.
+        /// The most looks: another client of the pooler may use the session between two statements.
         const MAX_LOOKS: usize = 8;
         let deadline = Instant::now() + CONNECT_TIMEOUT;
         let Ok(mut other) = self.open("", None, CONNECT_TIMEOUT) else { return false };

@@ -34,14 +34,15 @@ impl Servers {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.open(NO_BOUNDS, None, left) {
                 Ok(client) if self.sessions() != Sessions::Unknown => return Ok(client),
-                // The next session is set up, if no pooler lends it.
+                // Looks for a pooler, and connects again: the next session is set up, unless a pooler lends it.
                 Ok(client) => {
                     self.learn(self.lends(client));
-                    // The server has answered, and the look for a pooler may have used up the time.
+                    // Extends the deadline: the server has answered, and the look for a pooler may have used up
+                    // the time.
                     deadline = deadline.max(Instant::now() + CONNECT_TIMEOUT);
                     continue;
                 }
-                // The last try has too little time for an answer, so that the error of an earlier one is reported.
+                // Keeps the error of an earlier try: the last try has too little time for an answer.
                 Err(ConnectError::Silent) if left < CONNECT_TIMEOUT => {}
                 Err(refusal) => error = refusal,
             }

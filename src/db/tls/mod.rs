@@ -77,13 +77,13 @@ mod verified {
         let trusted = match (settings.verify, &settings.roots) {
             (Verify::Nothing, _) => Vec::new(),
             (_, Some(file)) => certificates(file)?,
-            // The files that OpenSSL would read.
+            // Reads the files that OpenSSL would read.
             (_, None) => rustls_native_certs::load_native_certs().certs,
         };
         if trusted.is_empty() && settings.verify != Verify::Nothing {
             return Err("no system certificates found: install ca-certificates, or name a file".to_owned());
         }
-        // Stores of systems hold certificates that cannot be parsed.
+        // Certificates that cannot be parsed are left out: the store of a system has some.
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(trusted.iter().cloned());
         let algorithms = provider.signature_verification_algorithms;
@@ -108,9 +108,9 @@ mod verified {
             }
             None => builder.with_no_client_auth(),
         };
-        // sslnegotiation=direct requires it, and libpq always sends it.
+        // The protocol `postgresql` is offered: sslnegotiation=direct requires it, and libpq always sends it.
         config.alpn_protocols = vec![b"postgresql".to_vec()];
-        // A resumed session would not verify a certificate that may have expired since.
+        // Sessions are not resumed: a resumed session would not verify a certificate that may have expired since.
         config.resumption = Resumption::disabled();
         Ok(Connector::new(config))
     }

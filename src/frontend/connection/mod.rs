@@ -12,12 +12,12 @@ use super::http1::{Arrived, Parsed, framing::Framing, head::Echo};
 use super::{Resources, peers::Peer, warnings::Warnings};
 use crate::budget::{Budget, Reservation};
 use crate::config::Limits;
-use crate::error::{Error, Reason};
+use crate::error::{BusyReason, Error};
 use crate::http::{Persistence, RequestId};
 use mio::{Poll, event::Event};
 use nix::libc::MSG_NOSIGNAL;
 use socket2::Socket;
-pub use state::DOING;
+pub use state::STATE_LABELS;
 use state::{Stage, State};
 use std::io::{self, ErrorKind, Read};
 use std::{mem, net::Shutdown, sync::Arc, time::Instant};
@@ -52,7 +52,7 @@ pub struct Context {
     pub stop_at: Option<Instant>,
 }
 
-/// One of the connections that there may be at once: the event loop counts the clones.
+/// Permit of one open connection. The event loop counts its clones to know how many connections are open.
 pub type Admission = Arc<()>;
 
 /// The next step of the event loop with a connection that it has called.
@@ -88,7 +88,7 @@ pub struct Connection {
     reset: bool,
     /// The socket is registered for writability, too.
     awaits_writable: bool,
-    /// `None` for a connection beyond the capacity, which only gets a refusal.
+    /// The connection's permit; `None` for a connection beyond the capacity, which only gets a refusal.
     pub admission: Option<Admission>,
     /// The memory of its buffer, of its request until a worker claims that, or of its answer.
     pub held: Reservation,
@@ -161,7 +161,8 @@ impl Connection {
                     action.or(is_short.then_some(Action::MakeMemory))
                 }
                 State::Writing { .. } => self.write(index, context),
-                // Without unread bytes, closing the socket does not reset the connection.
+                // Reads a socket that may have unread bytes before it is closed: unread bytes would reset the
+                // connection.
                 State::Closing if self.readable && self.stream.shutdown(Shutdown::Write).is_ok() => {
                     self.state = State::Lingering { until: context.now + LINGER_TIME };
                     None
@@ -179,7 +180,7 @@ impl Connection {
     /// Ends a request, an answer or the connection: because connections or memory run out, if there is a reason `why`,
     /// else because its deadline has passed. Does nothing if a worker has begun to execute the request, or if the
     /// deadline has moved.
-    pub fn end(&mut self, why: Option<Reason>, index: u32, context: &mut Context) -> Action {
+    pub fn end(&mut self, why: Option<BusyReason>, index: u32, context: &mut Context) -> Action {
         let may_end = match why {
             Some(_) => self.expendable().is_some(),
             None => self.deadline(&context.limits).is_some_and(|at| at <= context.now),
@@ -188,7 +189,7 @@ impl Connection {
             _ if !may_end => return Action::Wait,
             State::Idle { .. } => return self.close_if_idle(index, context),
             State::Arriving { .. } => why.map_or(Error::RequestTimeout, Error::Busy),
-            State::Working { .. } => Error::Busy(why.unwrap_or(Reason::NotAnsweredInTime)),
+            State::Working { .. } => Error::Busy(why.unwrap_or(BusyReason::NotAnsweredInTime)),
             State::Writing { answer, .. } => {
                 answer.log_cut_off(self.holder, why);
                 return Action::Close;
@@ -201,20 +202,20 @@ impl Connection {
     }
 
     /// Answers 503, because connections or memory run out or the server stops, and closes the connection.
-    pub fn turn_away(&mut self, why: Reason, index: u32, context: &mut Context) -> Action {
+    pub fn turn_away(&mut self, why: BusyReason, index: u32, context: &mut Context) -> Action {
         self.admission = None;
         self.refuse(&Error::Busy(why), context);
         self.advance(index, context)
     }
 
-    /// Marks its request as being executed.
+    /// Marks the request of the connection as being executed.
     pub fn begin(&mut self) {
         if let State::Working { stage, .. } = &mut self.state {
             *stage = Stage::Begun;
         }
     }
 
-    /// Looks for a request once more, and has the connection closed if there is none.
+    /// Looks for a request once more, and closes the connection if there is none.
     fn close_if_idle(&mut self, index: u32, context: &mut Context) -> Action {
         self.readable = true;
         match self.advance(index, context) {
@@ -280,14 +281,14 @@ impl Connection {
         let step = framing.advance(bytes, &mut used, limits);
         let input = bytes[used..].to_vec();
         if let Ok(Parsed::Complete(arrived)) = step {
-            return self.pass_on(arrived, framing.echo, input, context);
+            return self.handle_arrived(arrived, framing.echo, input, context);
         }
         if framing.is_in_body() != was_in_body {
             began = None;
             self.holder = self.peer.speaking_for(framing.client());
         }
         // All of a body is counted before it arrives.
-        self.held.set(counted(input.len()) + framing.most(limits).map_or(0, counted));
+        self.held.set(counted(input.len()) + framing.max_bytes(limits).map_or(0, counted));
         let awaits_continue = matches!(step, Ok(Parsed::Continue));
         self.state = State::Arriving { since: began.unwrap_or(now), framing, input, awaits_continue };
         if let Err(error) = step {
@@ -306,11 +307,18 @@ impl Connection {
     }
 
     /// Answers a complete request, if it has an answer already, or keeps it until a worker claims it.
-    fn pass_on(&mut self, arrived: Arrived, mut echo: Echo, mut input: Vec<u8>, context: &mut Context) {
+    fn handle_arrived(
+        &mut self,
+        arrived: Arrived,
+        mut echo: Echo,
+        mut input: Vec<u8>,
+        context: &mut Context,
+    ) {
         let Arrived { mut request, mut persistence } = arrived;
         let (more, budget) = (counted(input.len()), &context.resources.budget);
         if more > 0 && budget.held() + more > budget.limit() {
-            // Requests behind this one are not answered, which the client sees by the end of the connection.
+            // Drops the requests behind this one if they exceed the memory budget. The client learns by the end
+            // of the connection that they got no answer.
             persistence = Persistence::Close;
             input = Vec::new();
         }
@@ -322,7 +330,7 @@ impl Connection {
         let (since, stage) = (context.now, Stage::Unclaimed(request));
         self.state = State::Working { since, stage, persistence, id, echo, input };
         if let Some(answer) = answer {
-            // This connection is advanced in any case.
+            // The caller advances this connection in any case.
             self.send_answer(answer, None, context.stop_at.is_some());
         }
     }

@@ -27,34 +27,34 @@ pub(super) enum State {
     },
     /// The socket did not take all of an answer.
     Writing { since: Instant, answer: Unsent },
-    /// The last answer is sent, and the connection is about to close.
+    /// The last answer is sent, and the event loop is to close the connection.
     Closing,
-    /// The socket is shut down for writing. Bytes that arrive until then are discarded.
+    /// The socket is shut down for writing. Bytes that arrive until the time `until` are discarded.
     Lingering { until: Instant },
 }
 
 /// Labels of the states of connections in figures.
-pub const DOING: [&str; 5] = ["idle", "reading", "working", "writing", "closing"];
+pub const STATE_LABELS: [&str; 5] = ["idle", "reading", "working", "writing", "closing"];
 
 /// How far a complete request has come.
 pub(super) enum Stage {
-    /// It waits for a worker.
+    /// The request waits for a worker.
     Unclaimed(Request),
-    /// A worker has claimed it, and may have queued it.
+    /// A worker has claimed the request, and may have queued its command.
     Claimed,
-    /// A worker executes it.
+    /// A worker executes the request.
     Begun,
 }
 
 impl Stage {
-    /// Returns what the event loop does for it.
+    /// Returns what the event loop does next for a request at this stage.
     pub fn action(&self) -> Action {
         if matches!(self, Stage::Unclaimed(_)) { Action::Ticket } else { Action::Wait }
     }
 }
 
 impl Connection {
-    /// Returns the place of its state in [`DOING`].
+    /// Returns the index of the state's label in [`STATE_LABELS`].
     pub fn doing(&self) -> usize {
         match &self.state {
             State::Idle { .. } => 0,
@@ -70,7 +70,7 @@ impl Connection {
         matches!(self.state, State::Arriving { .. } | State::Working { .. })
     }
 
-    /// Returns whether it waits for the answer of a worker.
+    /// Returns whether the request waits for the answer of a worker.
     pub fn is_working(&self) -> bool {
         matches!(self.state, State::Working { .. })
     }
@@ -84,12 +84,13 @@ impl Connection {
         }
     }
 
-    /// Returns whether the request of that generation still waits for its answer.
+    /// Returns whether the request of this generation still waits for its answer.
     pub fn awaits(&self, generation: u64) -> bool {
         self.generation == generation && self.is_working()
     }
 
-    /// Returns why it may be closed for another connection, and since when.
+    /// Returns why a connection in this state may be closed for another connection, and since when; `None` if it
+    /// may not.
     pub fn expendable(&self) -> Option<(Expendable, Instant)> {
         if self.admission.is_none() || self.holder.trusted {
             return None;
@@ -103,7 +104,7 @@ impl Connection {
         }
     }
 
-    /// Returns when the state of the connection has to be over.
+    /// Returns the deadline of the state.
     pub fn deadline(&self, limits: &Limits) -> Option<Instant> {
         let (since, time) = match &self.state {
             State::Idle { since, .. } => (since, limits.idle_timeout),
@@ -112,7 +113,7 @@ impl Connection {
             State::Working { since, .. } => (since, limits.request_timeout),
             State::Writing { since, .. } => (since, limits.write_timeout),
             State::Lingering { until } => (until, Duration::ZERO),
-            // The event loop was told to close it.
+            // A closing connection has no deadline: the event loop was told to close it.
             State::Closing => return None,
         };
         Some(*since + time)

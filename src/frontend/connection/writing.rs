@@ -1,7 +1,7 @@
 //! From an answer or a refusal to bytes on the socket of a connection, and the end of a connection.
 
 use super::{Action, Connection, Context, State, counted};
-use crate::error::{Error, Reason};
+use crate::error::{BusyReason, Error};
 use crate::frontend::http1::head::Echo;
 use crate::frontend::peers::{ClientName, Peer};
 use crate::http::{Persistence, RequestId, Response, log_line};
@@ -37,7 +37,7 @@ pub(super) struct Unsent {
     bytes: Vec<u8>,
     sent: usize,
     id: RequestId,
-    /// When the socket last took bytes of it.
+    /// When the socket last took bytes of the answer.
     pub moved: Instant,
     /// Bytes that were read beyond the request, if the connection stays open.
     keep: Option<Vec<u8>>,
@@ -50,10 +50,10 @@ impl Unsent {
 
     /// Logs that the client did not get all of it: by its deadline, or before other clients needed its memory or its
     /// connection.
-    pub fn log_cut_off(&self, peer: Peer, why: Option<Reason>) {
+    pub fn log_cut_off(&self, peer: Peer, why: Option<BusyReason>) {
         let when = match why {
             None => "within WRITE_TIMEOUT",
-            Some(Reason::NoMemory) => "before other requests needed the memory",
+            Some(BusyReason::NoMemory) => "before other requests needed the memory",
             Some(_) => "before other clients needed the connection",
         };
         let (sent, length) = (self.sent, self.bytes.len());
@@ -90,7 +90,7 @@ impl Connection {
         let bytes = response.into_bytes(Persistence::Close, head_only, &id);
         let answer = Unsent { bytes, sent: 0, id, moved: context.now, keep: None };
         self.state = State::Writing { since: context.now, answer };
-        // More of the request may come.
+        // The socket is read again: more bytes of the request may come.
         self.readable = true;
     }
 
@@ -107,7 +107,7 @@ impl Connection {
         let State::Working { persistence, id, echo, input, .. } = state else {
             unreachable!("the caller has made sure that a request is in work");
         };
-        // Another answer to this request would be late.
+        // A later answer to this request finds another generation, and is dropped.
         self.generation += 1;
         echo.cors.add_to(&mut response);
         let persistence = if stopping { Persistence::Close } else { persistence };
@@ -149,7 +149,7 @@ impl Connection {
             if context.poll.registry().reregister(&mut SourceFd(&fd), token, interest).is_err() {
                 return Some(Action::Close);
             }
-            // Registering anew reports what is there already, so nothing is missed.
+            // Registering anew reports a socket that is writable already, so no event is missed.
         }
         if !done {
             self.state = State::Writing { since, answer };
@@ -162,7 +162,7 @@ impl Connection {
     /// Sends until the socket takes no more.
     fn write_bytes(&mut self, answer: &mut Unsent, now: Instant) -> io::Result<()> {
         while !answer.is_sent() {
-            // A client that is gone is an error, and no signal.
+            // `MSG_NOSIGNAL`: writing to a client that is gone is an error, and no signal.
             match self.stream.send_with_flags(&answer.bytes[answer.sent..], MSG_NOSIGNAL) {
                 Ok(count) => (answer.sent, answer.moved) = (answer.sent + count, now),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
@@ -173,7 +173,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Enters the state after an answer.
+    /// Enters the state that follows a sent answer.
     fn sent(&mut self, answer: Unsent, now: Instant) {
         self.held.set(counted(answer.keep.as_ref().map_or(0, Vec::len)));
         self.holder = self.peer;

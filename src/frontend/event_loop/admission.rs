@@ -11,7 +11,7 @@ use crate::frontend::{
     connection::{Action, Admission, Connection},
     peers::{Expendable, Peer, may_displace},
 };
-use crate::{error::Reason, http::PeerKey};
+use crate::{error::BusyReason, http::PeerKey};
 use mio::{Interest, Token, unix::SourceFd};
 use socket2::Socket;
 use std::io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted, WouldBlock};
@@ -55,7 +55,7 @@ impl EventLoop {
                 Err(error) => {
                     let detail = format_args!(": {error}");
                     self.context.warnings.warn("no connection can be accepted", detail, None);
-                    if !self.close_oldest_surplus() && !self.make_way(Reason::TooManyConnections, None) {
+                    if !self.close_oldest_surplus() && !self.make_way(BusyReason::TooManyConnections, None) {
                         self.accept_at = Some(now + ACCEPT_PAUSE);
                         return;
                     }
@@ -68,7 +68,7 @@ impl EventLoop {
     fn admit(&mut self, stream: Socket, address: Option<IpAddr>) {
         let (now, limits) = (self.context.now, &self.context.limits);
         let peer = Peer::new(address, &limits.trusted_proxies);
-        let why = Reason::TooManyConnections;
+        let why = BusyReason::TooManyConnections;
         let admitted = Admission::strong_count(&self.admission) - 1;
         let full = admitted >= limits.max_connections && !self.make_way(why, Some(peer));
         if self.free.is_empty() {
@@ -94,7 +94,7 @@ impl EventLoop {
     }
 
     /// Closes a connection to make way for a new one or to free memory. Returns false if none may be closed.
-    fn make_way(&mut self, why: Reason, newcomer: Option<Peer>) -> bool {
+    fn make_way(&mut self, why: BusyReason, newcomer: Option<Peer>) -> bool {
         for _ in 0..MAX_TRIES {
             let Some(index) = self.pick(why, newcomer) else { return false };
             let mut gone = false;
@@ -115,11 +115,11 @@ impl EventLoop {
     /// Idle ones come first, then incomplete requests, then answers that do not move, then requests that no worker has
     /// begun to execute, the oldest first. Without a newcomer, picks only connections that are idle, or whose memory
     /// has not moved for a while.
-    fn pick(&self, why: Reason, newcomer: Option<Peer>) -> Option<u32> {
+    fn pick(&self, why: BusyReason, newcomer: Option<Peer>) -> Option<u32> {
         let mut held: HashMap<PeerKey, usize> = HashMap::new();
         let found = self.slots.each(|index, connection| {
             let key = connection.holder.key()?;
-            let holds = if why == Reason::NoMemory { connection.held.bytes() } else { 1 };
+            let holds = if why == BusyReason::NoMemory { connection.held.bytes() } else { 1 };
             if connection.admission.is_some() {
                 *held.entry(key).or_default() += holds;
             }
@@ -127,15 +127,16 @@ impl EventLoop {
             (holds > 0).then_some((key, state, since, index))
         });
         let of = |key| held.get(&key).copied().unwrap_or_default();
-        // A trusted proxy holds nothing: the client behind it may hold nothing.
+        // A newcomer that is a trusted proxy counts as a client that holds nothing: the client behind it is not
+        // known yet.
         let newcomer = newcomer.map(|peer| peer.key().map_or(0, of));
         let may_go = |&(key, state, since, _): &(PeerKey, Expendable, Instant, u32)| {
             let displaced = newcomer.is_some_and(|newcomer| may_displace(newcomer, of(key), state));
             let stalled = self.context.now >= since + STALLED_CLIENT;
             match (why, state) {
-                (Reason::NoMemory, Expendable::Stalled) => stalled,
-                (Reason::NoMemory, Expendable::Incomplete) => stalled || displaced,
-                (Reason::NoMemory, _) => false,
+                (BusyReason::NoMemory, Expendable::Stalled) => stalled,
+                (BusyReason::NoMemory, Expendable::Incomplete) => stalled || displaced,
+                (BusyReason::NoMemory, _) => false,
                 (_, Expendable::Idle) => displaced || newcomer.is_none(),
                 _ => displaced,
             }
@@ -150,12 +151,12 @@ impl EventLoop {
     /// grown one. A request that a worker has claimed by now keeps its memory.
     pub(super) fn make_memory(&mut self, index: u32, holder: Peer) {
         while self.context.resources.budget.is_exceeded() {
-            if !self.make_way(Reason::NoMemory, Some(holder)) {
+            if !self.make_way(BusyReason::NoMemory, Some(holder)) {
                 return self.call(index, |connection, context| {
                     if !connection.is_unclaimed() {
                         return Action::Wait;
                     }
-                    connection.turn_away(Reason::NoMemory, index, context)
+                    connection.turn_away(BusyReason::NoMemory, index, context)
                 });
             }
         }
@@ -166,7 +167,7 @@ impl EventLoop {
     pub(super) fn free_memory(&mut self) {
         let budget = self.context.resources.budget.clone();
         let enough = budget.held().saturating_sub(budget.limit() / FREED_PART);
-        while budget.held() > enough && self.make_way(Reason::NoMemory, None) {}
+        while budget.held() > enough && self.make_way(BusyReason::NoMemory, None) {}
     }
 
     /// Closes the connection that has been surplus for longest, if there is one.
@@ -176,7 +177,7 @@ impl EventLoop {
         });
         let Some((_, index)) = surplus.into_iter().min() else { return false };
         self.call(index, |connection, context| {
-            // Unread bytes would reset the connection, and the reset overtakes the answer.
+            // Reads before closing: unread bytes would reset the connection, and the reset overtakes the answer.
             connection.readable = true;
             connection.advance(index, context);
             Action::Close

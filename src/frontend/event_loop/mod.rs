@@ -8,7 +8,7 @@ mod admission;
 use super::connection::{Action, Admission, Connection, Context, LINGER_TIME};
 use super::slots::{Entry, Slots};
 use super::{Listener, Resources};
-use crate::{config::Limits, error::Reason};
+use crate::{config::Limits, error::BusyReason};
 use mio::{Events, Interest, Poll, Token, Waker, unix::SourceFd};
 use nix::sys::socket::{MsgFlags, recv};
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
@@ -42,7 +42,8 @@ pub struct EventLoop {
     private: UnixStream,
     /// Slots that the next ticket names: their requests are complete, and no earlier ticket names them.
     passed: Vec<u32>,
-    /// Each open connection that is not surplus has a clone; up to `max_connections` may.
+    /// Permit that each open connection has a clone of, unless it is surplus. There are up to `max_connections`
+    /// clones.
     admission: Admission,
     /// The number of connections since the start. It begins the generations of each one.
     opened: u64,
@@ -55,7 +56,7 @@ pub struct EventLoop {
     sweep_at: Option<Instant>,
     /// Wakes the loop. It stays set while requests come: a wait with a time-out of its own would set one timer each.
     timer: TimerFd,
-    /// When the timer rings, if it is set.
+    /// When the timer expires, if it is set.
     rings_at: Option<Instant>,
 }
 
@@ -70,7 +71,8 @@ impl EventLoop {
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), WAKER)?;
         let slots = Arc::new(Slots::new(limits.clone(), resources.budget.clone(), waker));
-        // A write waits for tiny_http's thread alone, which waits for nothing: each slot is in one ticket at most.
+        // The private stream is blocking: a write waits for tiny_http's thread alone, which waits for nothing, as
+        // each slot is in one ticket at most.
         private.set_nonblocking(false)?;
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC)?;
         listener.sockets.iter().try_for_each(|socket| register(&poll, socket, LISTENER))?;
@@ -145,7 +147,8 @@ impl EventLoop {
                 LISTENER => self.accept_at = Some(self.accept_at.unwrap_or(self.context.now)),
                 WAKER => self.slots.take_scheduled(&mut due),
                 PRIVATE if event.is_read_closed() => return Err(ErrorKind::UnexpectedEof.into()),
-                // The answer to a ticket that a worker dropped must not fill the stream.
+                // Discards tiny_http's answers: that of a ticket that a worker has dropped must not fill the
+                // stream.
                 PRIVATE => {
                     let _ = recv(self.private.as_raw_fd(), &mut [0; 1 << 10], MsgFlags::MSG_DONTWAIT);
                 }
@@ -156,7 +159,7 @@ impl EventLoop {
                 }),
             }
         }
-        // The list may have a connection twice.
+        // Removes duplicates: an event and a worker may name the same connection.
         due.sort_unstable();
         due.dedup();
         due.into_iter().for_each(|index| self.advance(index));
@@ -188,11 +191,11 @@ impl EventLoop {
         self.call(index, |connection, context| connection.advance(index, context));
     }
 
-    /// Calls a connection, and does what it asks for.
+    /// Runs `work` on a connection, and takes the action that it returns.
     fn call(&mut self, index: u32, work: impl FnOnce(&mut Connection, &mut Context) -> Action) {
         let Some(mut entry) = self.slots.lock(index) else { return };
         let Entry { connection: Some(connection), has_ticket } = &mut *entry else { return };
-        // A panic ends one connection. The logger of a program that embeds the service may panic.
+        // A panic ends one connection alone: the logger of a program that embeds the service may panic.
         let work = AssertUnwindSafe(|| work(connection, &mut self.context));
         let action = catch_unwind(work).unwrap_or_else(|_| {
             self.context.scratch = scratch();
@@ -294,7 +297,7 @@ impl EventLoop {
         for index in self.slots.each(|index, _| Some(index)) {
             self.call(index, |connection, context| {
                 if connection.has_request() {
-                    connection.turn_away(Reason::Stopped, index, context);
+                    connection.turn_away(BusyReason::Stopped, index, context);
                 }
                 Action::Close
             });

@@ -19,7 +19,7 @@ pub struct Incoming {
     dropped: usize,
 }
 
-/// The part of a body that comes next.
+/// The part of a chunked or plain body that arrives next.
 enum Part {
     /// Bytes of the body, or of one chunk.
     Data(usize),
@@ -38,7 +38,7 @@ impl Incoming {
     }
 
     /// The most bytes that the request can have when it is complete.
-    pub fn most(&self, limits: &Limits) -> usize {
+    pub fn max_bytes(&self, limits: &Limits) -> usize {
         let request = &self.arrived.request;
         let left = match self.next {
             Part::Data(left) if !self.chunked => left,

@@ -114,7 +114,7 @@ fn request(bytes: &[u8], line: &RequestLine, peer: Option<IpAddr>) -> Request {
     Request { method, method_name: method.shown(&name), target, fields, body: Vec::new(), peer }
 }
 
-/// Returns where the line behind the request line begins.
+/// Returns the position of the first field in a head.
 fn first_field(head: &[u8]) -> usize {
     memchr(b'\n', head).map_or(head.len(), |end| end + 1)
 }

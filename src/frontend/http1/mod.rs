@@ -14,7 +14,7 @@ mod request_line;
 use crate::error::Error;
 use crate::http::{Persistence, Request};
 
-/// The progress that some bytes have made.
+/// The progress of a request after some of its bytes were parsed.
 #[derive(Debug)]
 pub enum Parsed {
     /// The head or the body is incomplete.

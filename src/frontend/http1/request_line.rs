@@ -22,11 +22,12 @@ pub struct RequestLine {
     method: Range<usize>,
     /// Path and query.
     target: Range<usize>,
-    /// Precedes the target: absolute-form may leave out the slash, or all of it (`*` for OPTIONS).
+    /// Text that precedes the target in origin-form: a slash if absolute-form leaves it out, `*` for OPTIONS
+    /// without a path, else nothing.
     prefix: &'static str,
     /// The authority of an absolute-form target, which replaces the Host field.
     authority: Option<Range<usize>>,
-    /// HTTP/1.0. Every higher minor version is treated as 1.1 (RFC 9110, 2.5).
+    /// True for HTTP/1.0. Every higher minor version is treated as 1.1 (RFC 9110, 2.5).
     pub http10: bool,
 }
 

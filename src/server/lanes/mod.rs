@@ -26,13 +26,13 @@ const HASH: usize = Lane::Hash as usize;
 /// The queue of commands that met a lock, behind the queues of the lanes.
 const RETRY: usize = Lane::VARIANTS.len();
 
-/// A batch that takes less is a short one.
+/// A batch that takes less time is a short one.
 const SHORT: Duration = Duration::from_millis(1);
 
 /// Time that each command adds to a batch of writes.
 const PER_WRITE: Duration = Duration::from_micros(20);
 
-/// A batch in flight for longer is stuck, most likely.
+/// Time in flight after which a batch is taken to be stuck.
 const STUCK_BATCH: Duration = Duration::from_millis(5);
 
 /// Users of the lists in flight from which on no further list starts. With one more page, this bounds the memory of rows.
@@ -59,7 +59,7 @@ pub struct Capacity {
 pub struct Queued<T> {
     /// The command itself.
     pub work: T,
-    /// Its next step.
+    /// The next step of the command.
     pub step: Step,
     peer: PeerKey,
     arrived: Instant,
@@ -79,9 +79,9 @@ pub struct Batch<T> {
     pub commands: Vec<Queued<T>>,
     queue: usize,
     started: Instant,
-    /// The number of its commands.
+    /// The number of commands in the batch.
     size: usize,
-    /// The most users that its lists have; 0 if its commands are none.
+    /// The most users that the lists of the batch have; 0 for a batch of other commands.
     pub users: usize,
 }
 
@@ -91,13 +91,13 @@ struct Queue<T> {
     in_flight: Vec<Instant>,
     /// The number of the last batch of this queue: the queue with the lowest number is next.
     last: u64,
-    /// The address whose turn was last.
+    /// The address that was served last.
     last_peer: PeerKey,
     /// The time that the last batch took. Rises to at most twice its former value, as a busy core lengthens batches.
     took: Duration,
 }
 
-/// Queues, and what is in flight.
+/// The queues of commands, and the batches in flight.
 pub struct Lanes<T> {
     capacity: Capacity,
     queues: [Queue<T>; RETRY + 1],
@@ -117,7 +117,8 @@ impl<T> Lanes<T> {
             in_flight: Vec::new(),
             last: 0,
             last_peer: None,
-            // A hash with the parameters of OWASP takes 20 ms. A database on this machine answers at once.
+            // First estimates of the pace: a hash with the parameters of OWASP takes 20 ms, and a database on
+            // this machine answers at once.
             took: if at == HASH { Duration::from_millis(20) } else { Duration::ZERO },
         };
         let queues = std::array::from_fn(queue);
@@ -294,7 +295,8 @@ impl<T> Lanes<T> {
 }
 
 impl<T> Queued<T> {
-    /// Returns whether it is due, and no other change of its row is in flight or paused.
+    /// Returns whether a command may start: its pause is over, and no other change of its row is in flight or
+    /// paused.
     fn may_start(&self, rows: &HashSet<i64>, now: Instant) -> bool {
         self.due <= now && (self.owns_row || self.step.changed_user.is_none_or(|row| !rows.contains(&row)))
     }

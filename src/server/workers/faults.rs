@@ -63,7 +63,7 @@ pub(super) fn fail(dispatch: Arc<Dispatch>, fault: Fault, mut job: Job, judged: 
             let left = job.claimed.deadline.saturating_duration_since(Instant::now());
             thread::sleep(delay.min(left));
             if delay >= left {
-                // The frontend answers.
+                // Sends nothing: the frontend answers 503 at the deadline.
                 return;
             }
         }
@@ -76,7 +76,7 @@ pub(super) fn fail(dispatch: Arc<Dispatch>, fault: Fault, mut job: Job, judged: 
     });
 }
 
-/// Starts a thread, so that no worker waits for the work.
+/// Executes work on a thread of its own, so that no worker waits for it.
 fn on_own_thread(name: &str, work: impl FnOnce() + Send + 'static) {
     if let Err(error) = thread::Builder::new().name(name.to_owned()).spawn(work) {
         log::error!("no thread for a {name} can be started: {error}");

@@ -32,7 +32,7 @@ use super::MAX_LAST_WORK;
 use super::lanes::{Batch, Capacity, Lanes, Queued};
 use crate::app::App;
 use crate::db::Failure;
-use crate::error::{Error, Reason};
+use crate::error::{BusyReason, Error};
 use crate::http::Response;
 use crate::operations::Outcome;
 use crate::{frontend::Slots, http::counted_as};
@@ -103,7 +103,7 @@ impl Workers {
             let hashes = n < capacity.hashers;
             let name = if hashes { format!("hasher-{n}") } else { format!("worker-{n}") };
             let dispatch = workers.dispatch.clone();
-            // A panic in the loop was logged, and the loop is restarted.
+            // A panic was logged, and the loop is restarted.
             let work = move || while guard(None, || dispatch.work(hashes)).is_err() {};
             workers.threads.push(thread::Builder::new().name(name).stack_size(STACK).spawn(work)?);
         }
@@ -128,7 +128,7 @@ impl Workers {
                 }
                 thread::sleep(END_PAUSE);
             }
-            // A panic in it was logged where it was caught.
+            // An error is ignored: a panic of the thread was logged where it was caught.
             let _ = thread.join();
         }
     }
@@ -160,7 +160,7 @@ impl Dispatch {
                 schedule.receiving += 1;
                 self.wake(&schedule, now);
                 drop(schedule);
-                // A panic loses no receiver.
+                // Catches a panic, which would lose a receiver.
                 let received = guard(None, || self.receive());
                 schedule = self.schedule.lock();
                 schedule.receiving -= 1;
@@ -206,7 +206,7 @@ impl Dispatch {
         for task in judged {
             let (step, peer) = (task.command.next_step(), task.job.claimed.request.peer.map(counted_as));
             let too_many = schedule.lanes.push(task, step, peer, now);
-            refused.extend(too_many.map(|task| (task, Err(Error::Busy(Reason::TooManyHashes)))));
+            refused.extend(too_many.map(|task| (task, Err(Error::Busy(BusyReason::TooManyHashes)))));
         }
         // Clients that give up and retry would let the queue grow without limit. Each connection waits for one command.
         if schedule.lanes.len() > 2 * self.slots.len() {
@@ -238,7 +238,7 @@ impl Dispatch {
                 Outcome::Continued => {
                     let step = item.work.command.next_step();
                     let too_many = schedule.lanes.push_next(item, step);
-                    too_many.map(|task| (task, Err(Error::Busy(Reason::TooManyHashes))))
+                    too_many.map(|task| (task, Err(Error::Busy(BusyReason::TooManyHashes))))
                 }
                 Outcome::Retried => {
                     let given_up = schedule.lanes.retry(item, now);

@@ -3,7 +3,7 @@
 
 use super::{Dispatch, Intercepted, Workers, faults};
 use crate::app::Judged;
-use crate::error::{Error, Reason};
+use crate::error::{BusyReason, Error};
 use crate::frontend::{Claimed, ClientName};
 use crate::http::{RequestId, Response};
 use crate::metrics::Source;
@@ -37,16 +37,16 @@ pub(super) struct Job {
     /// Bytes of the answer that are sent before the connection is closed; `None` for an answer that is whole.
     pub cut: Option<usize>,
     received: Instant,
-    /// The label of its route in figures.
+    /// The label of the request's route in figures.
     label: &'static str,
     /// The name of the rights that the token of the request gives; empty without a token.
     token: &'static str,
 }
 
 impl Workers {
-    /// Writes the figures of what waits for an answer.
+    /// Adds the figures of requests that wait for an answer.
     pub fn figures(&self) -> Source {
-        // The threads own the figures, so the figures must not own the threads.
+        // The figures hold a weak reference: the threads own the figures.
         let dispatch = Arc::downgrade(&self.dispatch);
         Box::new(move |text| {
             let Some(dispatch) = dispatch.upgrade() else { return };
@@ -72,7 +72,7 @@ impl Dispatch {
         let (received, mut judged, mut answered) = (Instant::now(), Vec::new(), 0);
         while let Ok(Some(ticket)) = next {
             let claimed: Vec<Claimed> = self.slots.claim(ticket.url()).collect();
-            // Dropped unused: the answers go to the slots.
+            // The ticket is dropped without an answer over tiny_http: answers go to the slots.
             drop(ticket.into_writer());
             for claimed in claimed {
                 let id = claimed.id.clone();
@@ -80,7 +80,7 @@ impl Dispatch {
                     Ok(Some(task)) => judged.push(task),
                     _ => answered += 1,
                 }
-                // Commands that were judged before wait for no more answers.
+                // Queues the commands that were judged before, so that they wait for no more answers.
                 if answered >= MAX_ANSWERED && !judged.is_empty() {
                     answered = 0;
                     self.submit(mem::take(&mut judged));
@@ -129,7 +129,8 @@ impl Dispatch {
         None
     }
 
-    /// Answers with an error, and logs it: where there is too much to do, once a second, as many requests have that.
+    /// Answers with an error, and logs it. An overload is logged at most once a second, as many requests have the
+    /// same error.
     pub(super) fn refuse(&self, job: &mut Job, error: Error) {
         let Claimed { id, request, .. } = &job.claimed;
         let response = match error {
@@ -150,7 +151,7 @@ impl Dispatch {
             let deadline = job.claimed.deadline.min(Instant::now() + memory_wait);
             job.claimed.held = self.app.operations.budget.reserve(bytes, deadline);
             if job.claimed.held.is_none() {
-                return self.refuse(job, Error::Busy(Reason::NoMemory));
+                return self.refuse(job, Error::Busy(BusyReason::NoMemory));
             }
         }
         self.send_and_log(job, response);
@@ -170,7 +171,7 @@ impl Dispatch {
                 self.app.metrics.request(request.method, label, status, took);
                 delivery
             }
-            // The frontend has answered it, and counted that.
+            // Counts and logs nothing: the frontend has answered the request, and counted that.
             None => &"not awaited",
         };
         log::info!(

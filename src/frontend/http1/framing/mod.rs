@@ -44,7 +44,7 @@ impl Framing {
             }
             *used += 2;
         }
-        let Some((line, end)) = self.scan(&bytes[*used..], limits)? else {
+        let Some((line, end)) = self.scan_head(&bytes[*used..], limits)? else {
             return Ok(Parsed::Incomplete);
         };
         let head = &bytes[*used..*used + end];
@@ -84,8 +84,8 @@ impl Framing {
     }
 
     /// Returns the most bytes that the arriving request can have, once its head is complete.
-    pub fn most(&self, limits: &Limits) -> Option<usize> {
-        self.body.as_ref().map(|body| body.most(limits))
+    pub fn max_bytes(&self, limits: &Limits) -> Option<usize> {
+        self.body.as_ref().map(|body| body.max_bytes(limits))
     }
 
     /// Returns the client that a proxy names for the request, once its head is complete.
@@ -101,7 +101,7 @@ impl Framing {
     /// Returns the request line and the length of the head, once the head is complete. Refuses bytes that no head may
     /// hold as soon as they are there: httparse would let a bare LF pass, and judges a head only when it is complete.
     /// The request line is judged when its end is there.
-    fn scan(&mut self, bytes: &[u8], limits: &Limits) -> Result<Option<(RequestLine, usize)>, Error> {
+    fn scan_head(&mut self, bytes: &[u8], limits: &Limits) -> Result<Option<(RequestLine, usize)>, Error> {
         loop {
             let left = limits.max_head_bytes - self.line;
             let (most, too_long) = match (&self.request_line, bytes.first()) {
@@ -109,7 +109,7 @@ impl Framing {
                 (None, Some(&TLS_HANDSHAKE)) => {
                     return Err(Error::BadRequest("this port speaks plain http, not https"));
                 }
-                // Version 2 begins with two empty lines and a NUL.
+                // Version 2 of the PROXY protocol begins with two empty lines and a NUL.
                 (None, Some(0)) if self.empty_lines == 2 => return Err(Error::BadRequest(PROXY_PROTOCOL)),
                 (None, _) => (left.min(limits.max_request_line_bytes), Error::UriTooLong),
             };
