@@ -252,13 +252,6 @@ const OTHER_SYSTEMS: &str = r#"
 {"user_id":"sms|2","name":"+49"}
 => Ada a@x.org yes | b@x.org b@x.org | c@x.org c@x.org | Dan d@x.org | Eve e@x.org
 
-== Firebase
--- firebase.json
-{"users":[{"localId":"1","email":"a@x.org","displayName":"Ada","passwordHash":"V1N3LQ==","salt":"r7vD3Q==","createdAt":"1520370000000","providerUserInfo":[]},
-{"localId":"2","email":"b@x.org","disabled":true},{"localId":"3","email":"c@x.org","displayName":""},
-{"localId":"4","phoneNumber":"+49"},{"localId":"5","email":"","displayName":"Nobody"}]}
-=> Ada a@x.org | b@x.org b@x.org | c@x.org c@x.org
-
 == Keycloak
 -- keycloak.json
 {"realm":"shop","clients":[{"name":"x"}],"users":[
@@ -277,13 +270,6 @@ const OTHER_SYSTEMS: &str = r#"
 {"username":"service-account-till","enabled":true,"email":"service-account-till@placeholder.org","serviceAccountClientId":"till"},
 {"username":"f","enabled":true,"email":"","firstName":"No"}],"roles":{}}
 => Ada Lovelace a@x.org yes | Mia b@x.org | c@x.org c@x.org | Dee d@x.org | Eva e@x.org yes
-
-== Okta
--- okta.json
-[{"id":"00u1","status":"ACTIVE","created":"2013-06-24T16:39:18.000Z","profile":{"firstName":"Ada","lastName":"Lovelace","email":"a@x.org","login":"a@x.org"},"credentials":{"password":{}}},
-{"id":"00u2","status":"SUSPENDED","created":"2013-06-24T16:39:18.000Z","profile":{"firstName":"Mia","lastName":null,"email":"b@x.org"}},
-{"id":"00u3","profile":{"email":"c@x.org"}},{"id":"00u4","profile":{"login":"nobody"}}]
-=> Ada Lovelace a@x.org | Mia b@x.org | c@x.org c@x.org
 
 == WordPress
 -- wordpress.ndjson
