@@ -2,7 +2,7 @@
 //! what they return. A finding is an effect that is missing. Asks the catalog for effects that one execution does not show.
 
 use super::{Changes, Finding, Weight::*, add};
-use crate::db::migrate::{GRANTS_HINT, Migrations};
+use crate::db::migrate::{GRANTS_HINT, Migrations, in_one_line};
 use crate::db::{TABLES, WRITTEN, explain, is_denied, is_read_only, is_transient};
 use crate::db::{probe::REMOVE_EXPIRED, settings};
 use crate::operations::{authenticate::*, create::*, delete::*, find::*, list::*, update::*};
@@ -98,10 +98,11 @@ const TOTALS: [Step; 2] = [
 /// Primary keys by table.
 const KEYS: [(&str, &str); 3] = [(WRITTEN[0], "id"), (WRITTEN[1], "user_id"), (WRITTEN[2], "key")];
 
-/// Enabled triggers of the tables $1, as [`Step`] has them, and a list of those that are none of $2.
+/// Enabled triggers of the tables $1: the name, alone and with the table; the function, if it is in the schema, and its body.
 const TRIGGERS: &str = "\
-    select coalesce(array_agg(name), '{}'), string_agg(line, ', ') filter (where name <> all ($2::text[])) \
-    from pg_trigger, lateral (select 'trigger ' || tgname::text as name, format('%I of %s', tgname, tgrelid::regclass) as line) named \
+    select tgname::text, format('%I on %s', tgname, tgrelid::regclass), case \
+        when tgfoid = to_regprocedure(format('%I()', proname))::oid then format('%s()', proname) else '' end, prosrc \
+    from pg_trigger join pg_proc on pg_proc.oid = tgfoid \
     where tgrelid = any (array(select to_regclass(name)::oid from unnest($1::text[]) name)) \
         and not tgisinternal and tgenabled in ('O', 'A')";
 
@@ -142,7 +143,7 @@ struct Trial<'a> {
     schema: String,
     /// Values of the user by column. There is no version before there is a user.
     values: BTreeMap<String, String>,
-    /// Triggers that are enabled.
+    /// Triggers of the migrations that are enabled and execute what the migrations made.
     enabled: Vec<String>,
     is_read_only: bool,
     findings: Vec<Finding>,
@@ -216,16 +217,39 @@ impl Trial<'_> {
         TOTALS.iter().try_for_each(|step| self.step(step).map(drop))
     }
 
+    /// Finds the triggers that are as the migrations make them, and further ones with a function of theirs. Returns those of
+    /// other programs.
+    fn look_at_triggers(&mut self) -> Result<Vec<String>, Error> {
+        let mut foreign = Vec::new();
+        for row in self.transaction.query_typed(TRIGGERS, &[(&TABLES, Type::TEXT_ARRAY)])? {
+            let [name, label, function, body] = [0, 1, 2, 3].map(|at| row.get::<_, &str>(at));
+            let makes = |what: String| self.migrations.statement(&format!("create {what} "));
+            let made = makes(format!("function {function}"));
+            let body = format!("$$ {} $$", in_one_line(body).trim());
+            let is_made = made.as_ref().is_some_and(|made| made.ends_with(&body));
+            match makes(format!("trigger {name}")) {
+                Some(trigger) if is_made && trigger.ends_with(&format!(" {function}")) => {
+                    self.enabled.push(format!("trigger {name}"));
+                }
+                // The steps find that it is not enabled.
+                Some(_) => {}
+                None if made.is_some() => {
+                    let what = format!("a further trigger executes {function}");
+                    self.problem(&what, "", &format!("drop trigger {label}"));
+                }
+                None => foreign.push(label.to_owned()),
+            }
+        }
+        Ok(foreign)
+    }
+
     /// Has the transaction refuse changes, with a note that says why, if none are to be tried.
     fn leave_out(&mut self, changes: Changes) -> Result<(), Error> {
         const IS_READ_ONLY: &str = "select current_setting('transaction_read_only') = 'on'";
-        let ours: Vec<&str> = STEPS.iter().chain(&TOTALS).map(|step| step.4).collect();
-        let params = [(&TABLES as _, Type::TEXT_ARRAY), (&ours as _, Type::TEXT_ARRAY)];
-        let row = self.transaction.query_typed_one(TRIGGERS, &params)?;
-        self.enabled = row.get(0);
-        let why = match (changes, row.get::<_, Option<String>>(1)) {
-            (Changes::None, _) => Some("--read-only leaves them out".to_owned()),
-            (Changes::Usual, Some(foreign)) => Some(format!(
+        let foreign = self.look_at_triggers()?.join(", ");
+        let why = match changes {
+            Changes::None => Some("--read-only leaves them out".to_owned()),
+            Changes::Usual if !foreign.is_empty() => Some(format!(
                 "no rollback may undo what triggers of another program do; --fire-triggers fires them: {foreign}"
             )),
             _ => None,
@@ -243,8 +267,7 @@ impl Trial<'_> {
 
     /// Plans and executes a statement. Returns false if requests get 500, or later steps lack their user.
     fn step(&mut self, &(what, sql, arguments, then, mends): &Step) -> Result<bool, Error> {
-        let is_asked = mends.starts_with("trigger ") && (sql.is_empty() || self.is_read_only);
-        if is_asked && !self.enabled.iter().any(|trigger| trigger == mends) {
+        if mends.starts_with("trigger ") && !self.enabled.iter().any(|trigger| trigger == mends) {
             self.problem(what, "", mends);
         }
         if sql.is_empty() {
@@ -256,8 +279,9 @@ impl Trial<'_> {
             Err(error) if error.as_db_error().is_none() || is_transient(&error) => return Err(error),
             Err(error) if self.is_read_only && is_read_only(&error) => return Ok(true),
             Err(error) => {
-                let hint = if is_denied(&error) { GRANTS_HINT } else { "" };
-                self.problem(what, &(explain(&error) + hint), mends_plan);
+                // A right that is missing says nothing of an index.
+                let (hint, mends) = if is_denied(&error) { (GRANTS_HINT, "") } else { ("", mends_plan) };
+                self.problem(what, &(explain(&error) + hint), mends);
                 return Ok(then == Planned);
             }
         };

@@ -104,8 +104,7 @@ impl Migrations {
         let end = if begin.starts_with("create function") { " $$;" } else { ";" };
         self.0.iter().filter_map(Migration::sql).find_map(|sql| {
             let (statement, _) = sql[sql.find(begin)?..].split_once(end)?;
-            let lines = statement.lines().map(str::trim).filter(|line| !line.starts_with("--"));
-            Some(lines.collect::<Vec<_>>().join(" ") + end.trim_end_matches(';'))
+            Some(in_one_line(statement) + end.trim_end_matches(';'))
         })
     }
 
@@ -302,6 +301,13 @@ fn judge(applied: &Keys, ours: &Keys, mark: Option<&str>) -> Result<bool, String
 
 fn key(migration: &Migration) -> (i64, String) {
     (migration.version().into(), migration.checksum().to_string())
+}
+
+/// Returns SQL in one line without comments.
+#[cfg(feature = "command")]
+pub fn in_one_line(sql: &str) -> String {
+    let lines = sql.lines().map(str::trim).filter(|line| !line.starts_with("--"));
+    lines.collect::<Vec<_>>().join(" ")
 }
 
 /// Returns the names of the tables, indexes and functions that a migration makes or replaces.
