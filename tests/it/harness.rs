@@ -1,8 +1,8 @@
 //! `userd test`, as people and harnesses in other languages use it, and a socket that a supervisor passes.
 
 use crate::support::{
-    ADA, ADA_1, Client, Database, LONG, PASSWORD, Process, TempDir, Tested, USERD, check, control,
-    eventually, is_root, running,
+    ADA, ADA_1, Client, Database, LONG, PASSWORD, Process, TempDir, Tested, USERD, by_default, check,
+    control, eventually, is_root, running,
 };
 use nix::{
     libc,
@@ -218,7 +218,7 @@ fn terminal() -> (File, OwnedFd) {
 fn interrupted(command: &[&str], after: &[&str]) -> (Option<i32>, String) {
     let (mut master, slave) = terminal();
     let mut userd = Command::new(USERD);
-    userd.args(["test", "--"]).args(command);
+    by_default(&mut userd).args(["test", "--"]).args(command);
     let end = || Stdio::from(slave.try_clone().unwrap());
     userd.stdin(end()).stdout(end()).stderr(end());
     let lead = || {

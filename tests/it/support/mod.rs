@@ -26,7 +26,7 @@ pub use machine::{TempDir, free_port, pause, programs_of_postgres};
 pub use own::{Daemon, Own, children, is_root, memory_kib, postmaster, running, users};
 pub use page::{Ended, blocks, shell};
 pub use proxy::{Proxy, Weather};
-pub use service::{Process, Service, Tested, control};
+pub use service::{Process, Service, Tested, by_default, control};
 pub use table::{check, is_timestamp, masked};
 pub use verbs::every_verb;
 

@@ -27,7 +27,7 @@ use userd::{Config, Server};
 const POSTGRES_BIN: &str = "POSTGRES_BIN";
 
 /// Has a program start with the default dispositions of signals: what runs the tests may ignore some, as `nohup` does.
-fn by_default(command: &mut Command) -> &mut Command {
+pub fn by_default(command: &mut Command) -> &mut Command {
     let reset = || {
         for number in [Signal::SIGHUP, Signal::SIGINT, Signal::SIGTERM, Signal::SIGCHLD] {
             // SAFETY: no function is set as the handler.
