@@ -74,7 +74,7 @@ test("faults that are left", async () => {
   assert.equal(await userd.faultsLeft(), 1);
   await assert.rejects(userd.fail("nothing", "GET", "/users"), /a fault is /);
   await assert.rejects(userd.stop(), /1 requests were to fail/);
-  await assert.rejects(userd.reset(), /this service has ended/);
+  await assert.rejects(userd.reset(), /Not found/);
 });
 
 test("a service that does not start says why", async () => {
