@@ -124,7 +124,8 @@ pub fn grants(config: &Config, role: &str) -> Result<Vec<String>, StartError> {
 }
 
 /// Returns findings about the database, as a start and a service would meet them. Changes no row; a few ids are drawn. Blocks up to
-/// `db_connect_timeout`, and some seconds if it meets locks.
+/// `db_connect_timeout`, and some seconds if it meets locks; without a bound while another session locks the history of
+/// migrations.
 pub fn check(config: &Config, options: Options) -> Vec<Finding> {
     let mut findings = Vec::new();
     if let Err(error) = examine(config, options, &mut findings) {
