@@ -2,7 +2,7 @@
 for two forwarded ports. nbdkit serves its disk, and forgets what the machine has not flushed if the power is cut.
 
 Needs root, mmdebstrap, qemu-system-x86, nbdkit and e2fsprogs. The images are made once and lie in target/vm; delete them
-for newer packages of Debian."""
+for newer packages of Debian. As a command, this module makes them."""
 
 import contextlib
 import itertools
@@ -397,3 +397,7 @@ def needs(*programs):
     if missing or os.getuid() != 0:
         print(f"not tried: it takes root and {', '.join(missing or programs)}")
         sys.exit(1 if os.environ.get("CI") else 0)
+
+
+if __name__ == "__main__":
+    make_system()
