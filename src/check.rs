@@ -41,8 +41,8 @@ const LIMITS: &str = "\
     union all select 'it accepts no changes: a standby, or default_transaction_read_only is on' \
     where current_setting('transaction_read_only') = 'on'";
 
-/// Other roles that may read hashes, by grants on tables, columns and views, or use the rights of a function's owner. The second
-/// column is true if all roles may.
+/// Finds roles beside the service's that may read hashes of passwords, by grants on tables, columns and views, or by a
+/// function that runs with its owner's rights. The second column is true if every role may read them.
 const HASH_READERS: &str = "\
     with recursive readable as ( \
         select oid from pg_class where oid in (to_regclass('credentials')::oid, to_regclass('idempotency_keys')::oid) \
@@ -67,9 +67,9 @@ const HASH_READERS: &str = "\
         and rolname is distinct from current_user and rolname::text is distinct from 'pg_read_all_data' \
     order by 1";
 
-/// A line if addresses are in another form than NFC, which only a database in UTF8 can tell. The statement leaves out
-/// addresses that another user has in NFC.
-const NOT_NORMALIZED: &str = "\
+/// Returns one line if some addresses are not in Unicode's form NFC. Only a database in UTF8 can tell. The statement in
+/// the line skips addresses that another user has in NFC.
+const UNNORMALIZED_ADDRESSES: &str = "\
     select format('%1$s addresses are not in Unicode''s form NFC, so that no login and no ?email= finds them: \
         `update %2$I.users u set email = normalize(email, nfc) where email is not nfc normalized and not exists ( \
         select from %2$I.users o where o.id <> u.id \
@@ -93,7 +93,7 @@ const GRANTS: &str = "\
 /// and then for each such schema. Blocks as a start does.
 pub fn migrate(config: &Config, anew: bool) -> Result<Vec<String>, StartError> {
     let (servers, migrations) = (Servers::new(config)?, Migrations::load(config.migrations_dir.as_deref())?);
-    let applied = migrations.bring_up(&servers, true, anew)?;
+    let applied = migrations.apply_missing(&servers, true, anew)?;
     let mut lines: Vec<_> = applied.iter().map(|name| format!("applied {name}")).collect();
     if !lines.is_empty() {
         lines.extend(unused(&mut servers.connect_for_long()?)?);
@@ -174,7 +174,7 @@ fn examine(config: &Config, options: Options, findings: &mut Vec<Finding>) -> Re
         Ok(None) => {
             add(findings, Fine, "migrations", ["all are applied"]);
             add(findings, Note, "schema", unused(client)?);
-            // A finding about the tables says that every create fails or that no trigger is fired: further
+            // Ends here after a finding about the tables: every create fails then, or no trigger fires, and further
             // findings would hide the only remedy.
             if !findings.iter().any(|finding| finding.subject == "tables") {
                 findings.extend(serve(client, &migrations, options)?);
@@ -200,7 +200,7 @@ fn serve(client: &mut Client, migrations: &Migrations, options: Options) -> Resu
             Ok(line) => add(&mut findings, Fine, "tables", [line]),
             Err(line) => add(&mut findings, Problem, "tables", [line]),
         }
-        add(&mut findings, Problem, "tables", lines(client, NOT_NORMALIZED, &[])?);
+        add(&mut findings, Problem, "tables", lines(client, UNNORMALIZED_ADDRESSES, &[])?);
     }
     Ok(findings)
 }

@@ -58,13 +58,13 @@ impl App {
         App::open_at(config, false)
     }
 
-    /// Opens the service of a server, which may listen on the loopback alone. Otherwise as [`App::open`].
+    /// Opens the service for a server, as [`App::open`] does. `is_local`: the server listens on the loopback alone.
     pub(crate) fn open_at(config: &Config, is_local: bool) -> Result<App, StartError> {
         outside_of_runtimes(|| {
             let servers = Servers::new(config)?;
             let migrations = Migrations::load(config.migrations_dir.as_deref())?;
             log::info!("connecting to {}", servers.target);
-            migrations.bring_up(&servers, config.migrate, false)?;
+            migrations.apply_missing(&servers, config.migrate, false)?;
             let prober = Prober::start(servers.clone(), migrations).map_err(StartError::System)?;
             Ok(App {
                 operations: Operations::new(Pool::new(servers, config), config),
@@ -130,12 +130,12 @@ impl App {
         judged.unwrap_or_else(|error| Judged::Answer(error.into_response(id)))
     }
 
-    /// Has `/readyz` say from now on that the service stops.
+    /// Makes `/readyz` report from now on that the service stops.
     pub(crate) fn announce_stop(&self) {
         self.stopping.store(true, Ordering::Relaxed);
     }
 
-    /// Returns the operations, for what HTTP does not offer.
+    /// Returns the operations, for callers that need more than HTTP offers.
     pub(crate) fn operations(&self) -> &Operations {
         &self.operations
     }

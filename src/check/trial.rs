@@ -11,12 +11,12 @@ use serde_json::Value;
 use std::{collections::BTreeMap, time::Duration};
 
 /// The longest time that a statement, or a pause between two, may take.
-const MAX_STATEMENT: Duration = Duration::from_secs(5);
+const MAX_STATEMENT_TIME: Duration = Duration::from_secs(5);
 
 /// How often the trial begins anew after it has met a lock.
 const MAX_TRIES: usize = 3;
 
-/// A hash that no password has.
+/// A well-formed hash that no password matches.
 const HASH: &str = "$argon2id$v=19$m=19456,t=2,p=1$dXNlcmQgY2hlY2s$bm8gcGFzc3dvcmQ";
 
 /// The result that a statement has to have.
@@ -24,9 +24,9 @@ const HASH: &str = "$argon2id$v=19$m=19456,t=2,p=1$dXNlcmQgY2hlY2s$bm8gcGFzc3dvc
 enum Then {
     /// A plan that uses an index. The statement is not executed.
     Planned,
-    /// A row with another version than before. Its values are those of the user from now on.
+    /// A row with a new version. Later steps use the values in it.
     New,
-    /// A row with the values of the user.
+    /// A row with the values that the user has by now.
     Same,
     /// No row, or one of nulls.
     Nothing,
@@ -139,7 +139,7 @@ const LOCK_HOLDERS: &str = "\
 struct Trial<'a> {
     transaction: Transaction<'a>,
     migrations: &'a Migrations,
-    /// The schema, as SQL has it.
+    /// The name of the schema, quoted for SQL.
     schema: String,
     /// Values of the user by column. There is no version before there is a user.
     values: BTreeMap<String, String>,
@@ -163,7 +163,7 @@ pub(super) fn run(
     for _ in 0..MAX_TRIES {
         let isolated = client.build_transaction().isolation_level(IsolationLevel::ReadCommitted);
         let mut transaction = isolated.start()?;
-        transaction.batch_execute(&(settings::statements("set local", MAX_STATEMENT) + SET_UP))?;
+        transaction.batch_execute(&(settings::statements("set local", MAX_STATEMENT_TIME) + SET_UP))?;
         let row = transaction.query_typed_one(VALUES, &[])?;
         let values = [("id", "0"), ("key", row.get(0)), ("password_hash", HASH)];
         let values = values.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
@@ -279,7 +279,7 @@ impl Trial<'_> {
             Err(error) if error.as_db_error().is_none() || is_transient(&error) => return Err(error),
             Err(error) if self.is_read_only && is_read_only(&error) => return Ok(true),
             Err(error) => {
-                // A right that is missing says nothing of an index.
+                // Names no index as the remedy if the statement was refused for a missing right.
                 let (hint, mends) = if is_denied(&error) { (GRANTS_HINT, "") } else { ("", mends_plan) };
                 self.problem(what, &(explain(&error) + hint), mends);
                 return Ok(then == Planned);
@@ -349,7 +349,7 @@ impl Trial<'_> {
         }
     }
 
-    /// Adds a finding, unless one names the remedy, or the cause if there is no remedy.
+    /// Adds a finding, unless an earlier finding names its remedy, or its cause if it has no remedy.
     fn problem(&mut self, what: &str, cause: &str, mends: &str) {
         let remedy = self.remedy(mends).unwrap_or_default();
         let parts = [&*remedy, cause, what];

@@ -299,7 +299,7 @@ impl Config {
         let page = |user| page::memory(self.max_per_page as usize, user);
         let hash = (self.password_hashing.params().m_cost() as usize) << 10;
         let work = page(user::MAX_USER_BYTES)
-            .max(page(user::USUAL).saturating_add(hash))
+            .max(page(user::USUAL_USER_BYTES).saturating_add(hash))
             .saturating_add(WORK_RESERVE);
         // Twice the memory of the work: while a page is made, its rows and its text are in memory.
         let least = input.saturating_add(work.saturating_mul(2));

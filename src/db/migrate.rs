@@ -55,7 +55,7 @@ pub const GRANTS_HINT: &str =
 /// The table in which refinery keeps the migrations that were applied.
 pub const HISTORY: &str = "refinery_schema_history";
 
-/// The numbers and checksums of migrations.
+/// Numbers of migrations, each with the checksum of its text.
 type Keys = BTreeSet<(i64, String)>;
 
 /// The migrations that a database needs.
@@ -78,12 +78,13 @@ impl Migrations {
         Ok(Migrations(each))
     }
 
-    /// Returns whether these migrations, or later ones, were applied by rows of [`Migrations::ASK`].
+    /// Returns whether the history of a database has the first of these migrations: then its tables are userd's.
+    /// `rows`: the rows of [`Migrations::ASK`].
     fn is_ours(&self, rows: &[Row]) -> bool {
         rows.iter().any(|row| self.keys().first() == Some(&(row.get(0), row.get(1))))
     }
 
-    /// Returns the names of the tables, indexes and functions that they make.
+    /// Returns the names of the tables, indexes and functions that the migrations make.
     pub fn made(&self) -> Vec<&str> {
         self.0.iter().flat_map(names_in).collect()
     }
@@ -98,7 +99,7 @@ impl Migrations {
         self.0.iter().fold(0, |digest: u64, migration| digest.rotate_left(1) ^ migration.checksum())
     }
 
-    /// Returns the statement that begins so, in one line without comments.
+    /// Returns the migrations' statement that begins with this text, in one line without comments.
     #[cfg(feature = "command")]
     pub fn statement(&self, begin: &str) -> Option<String> {
         let end = if begin.starts_with("create function") { " $$;" } else { ";" };
@@ -182,10 +183,11 @@ impl Migrations {
         Ok(missing)
     }
 
-    /// Applies the migrations that the database lacks; returns their names. If `may` is not set, an error says what to do.
-    /// `anew`: also if another schema has the tables of a service. Warns of what makes a service unsafe or fails its requests. Blocks while another replica migrates, and as long as
-    /// the migrations take.
-    pub fn bring_up(&self, servers: &Servers, may: bool, anew: bool) -> Result<Vec<String>, StartError> {
+    /// Applies the migrations that the database lacks, and returns their names. If `may` is false, it applies none, and
+    /// an error says what to do. `anew`: applies them even if another schema has the tables of a service. Logs a
+    /// warning of what makes a service unsafe or fails its requests. Blocks while another replica migrates, and as long
+    /// as the migrations take.
+    pub fn apply_missing(&self, servers: &Servers, may: bool, anew: bool) -> Result<Vec<String>, StartError> {
         let mut client = servers.connect_for_long()?;
         let missing = self.missing(servers, &mut client, anew);
         warn_of_hazards(servers, &mut client, missing.is_ok());
@@ -263,7 +265,7 @@ fn begin_transaction(client: &mut Client) -> Result<Transaction<'_>, String> {
     client.transaction().map_err(|error| format!("{}; {hint}", explain(&error)))
 }
 
-/// Returns another session, which has answered while the first one has a transaction.
+/// Opens a second session while the first one has a transaction. Returns it once it has answered.
 fn second_session(servers: &Servers) -> Result<Client, String> {
     let hint = "migrations need two sessions at once (default_pool_size of PgBouncer)";
     servers.connect_for_long().map_err(|error| format!("{error}; {hint}"))
@@ -278,8 +280,8 @@ pub fn connect_migrated(config: &crate::Config) -> Result<Client, StartError> {
     missing.map_or(Ok(client), |missing| Err(StartError::NotMigrated(missing)))
 }
 
-/// Tells whether a release with our migrations can use a database. The last migration says so itself, in a comment on
-/// the history table: "migration 4 is compatible with migration 3".
+/// Returns whether a release with the migrations `ours` can use a database. The last migration that was applied says
+/// how far back it is compatible, in a comment on the history table: "migration 4 is compatible with migration 3".
 fn judge(applied: &Keys, ours: &Keys, mark: Option<&str>) -> Result<bool, String> {
     let newest = |keys: &Keys| keys.last().map_or(0, |(version, _)| *version);
     let (found, known) = (newest(applied), newest(ours));

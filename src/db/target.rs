@@ -14,8 +14,9 @@ const KNOWN: &str = "user password dbname host hostaddr port options application
      keepalives_interval keepalives_retries target_session_attrs load_balance_hosts channel_binding sslnegotiation \
      sslmode sslrootcert sslcert sslkey tcp_user_timeout keepalives_count fallback_application_name";
 
-/// Names without effect, most of them other clients'. A start ends at every other name.
-const WITHOUT_EFFECT: &str = "schema currentSchema search_path schema_search_path connection_limit pool_size \
+/// Names of parameters that are accepted and have no effect; most are of other clients. A name that is neither honoured
+/// nor in this list ends the start.
+const IGNORED_PARAMETERS: &str = "schema currentSchema search_path schema_search_path connection_limit pool_size \
      pool_max_conns max_connections pool_min_conns pool_timeout checkout_timeout socket_timeout pgbouncer \
      prepareThreshold prepared_statements statement_cache_size prepared_statement_cache_size sslaccept client_encoding \
      gssencmode sslcertmode sslcompression sslsni ssl_min_protocol_version ApplicationName encoding supa \
@@ -127,7 +128,7 @@ impl Target {
             } else if name == "ssl" {
                 let words = "sslmode=disable, sslmode=require or sslmode=verify-full";
                 return Err(format!("parameter {number} is ssl, which other clients have: write {words}"));
-            } else if is_in(&name, WITHOUT_EFFECT) && !REFUSED_VALUES.contains(&(&*name, &*value)) {
+            } else if is_in(&name, IGNORED_PARAMETERS) && !REFUSED_VALUES.contains(&(&*name, &*value)) {
                 warnings.push(format!("{name} has no effect"));
             } else {
                 // The name is not shown, as it may be a piece of a password.

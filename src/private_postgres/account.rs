@@ -83,7 +83,8 @@ impl Account {
             let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
             // SAFETY: no group is read. The system call changes this thread; the C library's function changes all threads.
             unsafe { libc::syscall(libc::SYS_setgroups, 0, ptr::null::<libc::gid_t>()) };
-            // Each returns the identity until then. Other users can neither trace nor end the thread, which stays root's.
+            // `setfsgid` and `setfsuid` return the former identity, so they are called twice: the second call tells
+            // whether the first one succeeded. Other users can neither trace nor end the thread, which stays root's.
             setfsgid(gid);
             setfsuid(uid);
             assert_eq!((setfsgid(gid), setfsuid(uid)), (gid, uid), "root has become the account before");
@@ -103,7 +104,7 @@ impl Account {
         command
     }
 
-    /// Checks that the account, as which it is called, may enter `dir`.
+    /// Checks that the account may enter `dir`. To be called with the account's rights.
     pub(super) fn check_way(&self, dir: &Path) -> Result<()> {
         let is_closed = |dir: &&Path| {
             let entered = fs::metadata(dir.join("."));
@@ -153,14 +154,15 @@ impl Account {
         found.is_ok_and(|dir| dir.is_dir() && dir.uid() == self.uid && dir.mode() & 0o777 == 0o700)
     }
 
-    /// Makes a directory that no other account can enter, unless there is one. Returns whether there is one then.
+    /// Makes a directory that no other account can enter, unless it exists. Returns false if it could not be made, or
+    /// if another account can enter it.
     pub(super) fn makes_private(&self, dir: &Path) -> bool {
         self.keeps_private(dir)
-            || DirBuilder::new().mode(0o700).create(dir).is_ok() && self.close(dir).is_ok()
+            || DirBuilder::new().mode(0o700).create(dir).is_ok() && self.restrict_to_owner(dir).is_ok()
     }
 
-    /// Closes a directory of the account's to other accounts.
-    pub(super) fn close(&self, dir: &Path) -> Result<()> {
+    /// Sets the mode of the account's directory to 0700, so that no other account can enter it.
+    pub(super) fn restrict_to_owner(&self, dir: &Path) -> Result<()> {
         self.check_owner(dir)?;
         let open = || io::Error::other("it is a link, or its file system has no modes");
         let closed = fs::set_permissions(dir, Permissions::from_mode(0o700));

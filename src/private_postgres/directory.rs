@@ -134,7 +134,7 @@ pub(super) fn make(dir: &Path, account: Account) -> Result<PathBuf> {
         None => by_account?,
     }
     account.act(|| {
-        // After that, a new directory outlasts a power failure.
+        // Syncs the parent, so that a new directory outlasts a power failure.
         let _ = File::open(parent).and_then(|parent| parent.sync_all());
         take(fs::canonicalize(dir).map_err(ClusterError::io("read", dir))?, &account)
     })
@@ -155,7 +155,7 @@ fn check_of_root(dir: &Path) -> Result<()> {
     Err(refuse(dir, &format!("cannot be created or given away by root: {} {why}", open.display())))
 }
 
-/// Closes the directory to other accounts.
+/// Sets the directory's mode to 0700, so that no other account can enter it.
 fn take(dir: PathBuf, account: &Account) -> Result<PathBuf> {
     if !takes_a_socket(&dir) {
         let why = match dir.to_str() {
@@ -165,7 +165,7 @@ fn take(dir: PathBuf, account: &Account) -> Result<PathBuf> {
         return Err(refuse(&dir, why));
     }
     check_entries(&dir, account)?;
-    account.close(&dir)?;
+    account.restrict_to_owner(&dir)?;
     check_links(&dir, account)?;
     Ok(dir)
 }

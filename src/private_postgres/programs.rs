@@ -9,7 +9,7 @@ use std::{env, fs, io};
 /// Variable that names the directory of the programs.
 const VARIABLE: &str = "POSTGRES_BIN";
 /// Oldest version that is supported.
-const OLDEST: u32 = 13;
+const OLDEST_MAJOR: u32 = 13;
 
 /// Returns the directory of the programs that are named, or else of the first that are found, and their version. A
 /// cluster opens with its own version only: `wanted`. The account must be able to run them.
@@ -69,7 +69,8 @@ pub(super) fn first(account: &Account) -> Result<(PathBuf, String)> {
     Ok((dir, format!("{:x}-{:x}-{:x}", file.dev(), file.ino(), file.mtime())))
 }
 
-/// Returns the major version of programs: 15 of `postgres (PostgreSQL) 15.18 (Debian …)`, run as PostgreSQL will be.
+/// Returns the major version of the programs in `dir`, which `postgres --version` prints: 15 for `postgres (PostgreSQL)
+/// 15.18 (Debian …)`. Runs it as the account that the server will run as.
 pub(super) fn version(dir: &Path, account: &Account) -> Result<u32> {
     let postgres = dir.join("postgres");
     account.check_way(dir)?;
@@ -84,9 +85,9 @@ pub(super) fn version(dir: &Path, account: &Account) -> Result<u32> {
     })?;
     let [text, said] = [&output.stdout, &output.stderr].map(|said| String::from_utf8_lossy(said));
     match text.split_once("(PostgreSQL) ").and_then(|(_, version)| number(version)) {
-        Some(major) if major >= OLDEST => Ok(major),
+        Some(major) if major >= OLDEST_MAJOR => Ok(major),
         Some(major) => {
-            Err(ClusterError::new(format!("PostgreSQL {major} is too old: install {OLDEST} or newer")))
+            Err(ClusterError::new(format!("PostgreSQL {major} is too old: install {OLDEST_MAJOR} or newer")))
         }
         None => {
             let said = said.lines().next().unwrap_or("it said nothing");

@@ -17,8 +17,9 @@ use std::process::{ChildStdin, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Part of the directory's name: another number for each version that is not compatible.
-const FORMAT: u32 = 6;
+/// Version of the layout of the server's directory. It is a part of the directory's name, so that an incompatible userd
+/// starts a server of its own.
+const LAYOUT_VERSION: u32 = 6;
 
 /// Bytes that are free where the server is made, unless it can be made nowhere else: for a cluster of 60 MB, some 8 MB a
 /// database, and the write-ahead log.
@@ -67,7 +68,7 @@ impl Shared {
 
     fn join_as(account: Account, prefixes: &[PathBuf], max_connections: u32) -> Result<Shared> {
         let (programs, fingerprint) = programs::first(&account)?;
-        let name = format!("{}-{}-{FORMAT}-{fingerprint}", Uid::effective(), account.uid);
+        let name = format!("{}-{}-{LAYOUT_VERSION}-{fingerprint}", Uid::effective(), account.uid);
         let dirs = prefixes.iter().map(|prefix| PathBuf::from(format!("{}-{name}", prefix.display())));
         let dirs: Vec<PathBuf> = dirs.filter(|dir| directory::takes_a_socket(dir)).collect();
         let (mut wait, mut last_progress) = (Wait::begin(), Instant::now());

@@ -57,7 +57,7 @@ impl ScratchDatabase {
             if created.as_ref().is_err_and(|error| error.code() == Some(&SqlState::UNDEFINED_DATABASE)) {
                 let made = share.create("template1").map_err(failed)?;
                 let config = Config { database: Database::Url(made.1.into()), ..small() };
-                migrations.bring_up(&*Servers::new(&config)?, true, false)?;
+                migrations.apply_missing(&*Servers::new(&config)?, true, false)?;
                 // Fails if another process has made the template meanwhile. A template gets its name once it is complete, and
                 // accepts no connection then: so it can be cloned at any time.
                 let name = format!(

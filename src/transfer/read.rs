@@ -26,9 +26,9 @@ const AMBIGUOUS: &str = "has, between tabs, a field that begins with a quote or 
                          read in different ways: save the file as CSV with commas, or as JSON";
 const QUOTES: &str = "has text behind a closing quote, or a quote or a CR in a field without quotes (a quote in quotes is \
                       written twice)";
-const SEQUENCE: &str =
+const IS_JSON_SEQUENCE: &str =
     "it is a sequence of JSON texts (RFC 7464), each behind a record separator: write it without `jq --seq`";
-const DOCUMENT: &str = "it is one JSON object: write a user a line, as `jq -c '.users[]'` does from an array in the object, \
+const IS_ONE_OBJECT: &str = "it is one JSON object: write a user a line, as `jq -c '.users[]'` does from an array in the object, \
                         and `jq -c .` from objects of several lines";
 
 /// Calls `each` with every record of the stream. Returns the word for a record: line, or user of an array. Blocks for
@@ -45,7 +45,7 @@ pub(super) fn read(input: impl Read, rules: &Rules, each: &mut Each) -> Result<&
     }
     let begin = first_sign(&first);
     if begin == Some(RECORD_SEPARATOR) {
-        return Err(unreadable(SEQUENCE));
+        return Err(unreadable(IS_JSON_SEQUENCE));
     }
     let is_json = matches!(begin, Some(b'{' | b'['));
     match rules.import.format.unwrap_or(if is_json { Format::Ndjson } else { Format::Csv }) {
@@ -57,7 +57,7 @@ pub(super) fn read(input: impl Read, rules: &Rules, each: &mut Each) -> Result<&
         Format::Ndjson => {
             let first = lines.text(first)?;
             if rules.is_document(&first) {
-                return Err(unreadable(DOCUMENT));
+                return Err(unreadable(IS_ONE_OBJECT));
             }
             lines.objects(first, each).map(|()| "line")
         }
@@ -236,7 +236,7 @@ struct Users<'a> {
     read: i64,
     /// The error that `each` has returned, which ends the array.
     error: Option<TransferError>,
-    /// Bytes that the next user may have.
+    /// The most bytes of the next user.
     left: &'a Cell<usize>,
 }
 

@@ -19,7 +19,7 @@ pub const MAX_EMAIL: usize = 254;
 pub const MIN_PASSWORD_CHARS: usize = 8;
 
 /// Bytes of memory of a usual user in a page.
-pub const USUAL: usize = 1 << 10;
+pub const USUAL_USER_BYTES: usize = 1 << 10;
 
 /// Bytes of memory of the largest user in a page: as JSON, a character of a text may take six bytes (`\u0001`), and the
 /// other members take less than 256.
@@ -152,7 +152,7 @@ impl UserChanges {
     }
 }
 
-/// The texts that a body may set a field to.
+/// The rule of a field: which texts a body may set it to.
 struct Rule {
     least: usize,
     most: usize,
@@ -161,7 +161,7 @@ struct Rule {
     has_controls: bool,
 }
 
-/// Any text that PostgreSQL can store.
+/// A field whose value is any text that PostgreSQL can store.
 const TEXT: Rule = Rule { least: 0, most: usize::MAX, may_be_null: false, has_controls: true };
 
 impl Rule {

@@ -56,11 +56,11 @@ mod verified {
     use std::{fmt::Display, fs, path::Path, sync::Arc};
 
     /// The signature of a handshake is verified with the key of a certificate, and rustls reads version 3 alone.
-    const OTHER_VERSION: &str = "the server's certificate is not of X.509 version 3: sign it anew with \
+    const NOT_X509_V3: &str = "the server's certificate is not of X.509 version 3: sign it anew with \
         `openssl x509 -req -extfile FILE ...`, where FILE holds the line subjectAltName = DNS:NAME-OF-THE-SERVER";
 
     /// The certificate of the settings is of a version that rustls does not read.
-    const OTHER_VERSION_OF_CLIENT: &str = "is no certificate of X.509 version 3: sign it anew with \
+    const CLIENT_NOT_X509_V3: &str = "is no certificate of X.509 version 3: sign it anew with \
         `openssl x509 -req -extfile FILE ...`, where FILE holds the line extendedKeyUsage = clientAuth";
 
     /// The certificate has another authority than those of the settings or of the system.
@@ -77,7 +77,7 @@ mod verified {
         let trusted = match (settings.verify, &settings.roots) {
             (Verify::Nothing, _) => Vec::new(),
             (_, Some(file)) => certificates(file)?,
-            // Reads the files that OpenSSL would read.
+            // Reads the system's certificates from the files that OpenSSL would read.
             (_, None) => rustls_native_certs::load_native_certs().certs,
         };
         if trusted.is_empty() && settings.verify != Verify::Nothing {
@@ -102,7 +102,7 @@ mod verified {
                 }
                 let built = builder.with_client_auth_cert(certificates(certificate)?, private);
                 built.map_err(|error| match error {
-                    Error::InvalidCertificate(_) => unusable(certificate, OTHER_VERSION_OF_CLIENT),
+                    Error::InvalidCertificate(_) => unusable(certificate, CLIENT_NOT_X509_V3),
                     error => unusable(key, error),
                 })?
             }
@@ -134,7 +134,7 @@ mod verified {
             now: UnixTime,
         ) -> Result<ServerCertVerified, Error> {
             let parsed = ParsedCertificate::try_from(certificate)
-                .map_err(|_| Error::General(OTHER_VERSION.to_owned()))?;
+                .map_err(|_| Error::General(NOT_X509_V3.to_owned()))?;
             if self.verify == Verify::Nothing {
                 return Ok(ServerCertVerified::assertion());
             }

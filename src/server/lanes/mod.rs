@@ -26,8 +26,8 @@ const HASH: usize = Lane::Hash as usize;
 /// The queue of commands that met a lock, behind the queues of the lanes.
 const RETRY: usize = Lane::VARIANTS.len();
 
-/// A batch that takes less time is a short one.
-const SHORT: Duration = Duration::from_millis(1);
+/// The time below which a batch counts as short.
+const SHORT_BATCH: Duration = Duration::from_millis(1);
 
 /// Time that each command adds to a batch of writes.
 const PER_WRITE: Duration = Duration::from_micros(20);
@@ -46,7 +46,7 @@ const MAX_HASH_WAIT: Duration = Duration::from_secs(2);
 pub struct Capacity {
     /// Batches of statements.
     pub sessions: usize,
-    /// Passwords that are hashed.
+    /// Passwords that are hashed at once.
     pub hashers: usize,
     /// Processor cores, shared with a database on this machine.
     pub cores: usize,
@@ -196,7 +196,7 @@ impl<T> Lanes<T> {
             at if writes(at) => took.saturating_sub(PER_WRITE * batch.size as u32),
             _ => took,
         }
-        .min(2 * queue.took.max(SHORT / 8));
+        .min(2 * queue.took.max(SHORT_BATCH / 8));
     }
 
     /// Drops the queued commands that no client waits for.
@@ -282,15 +282,15 @@ impl<T> Lanes<T> {
 
     /// Returns whether the pace of a queue allows one more batch now.
     ///
-    /// Short batches wait for no network and for no slow disk: more than half of the cores execute would only compete with
-    /// them, and a later batch is a larger one. A write waits for its commit for a while, so two of a lane overlap. Longer
-    /// batches wait for something, and all sessions may. A batch that takes much longer than its predecessors waits for a
-    /// lock, most likely, and does not hold up the next one.
+    /// Short batches wait for no network and no slow disk: if they were in flight on more than half of the cores, they
+    /// would only compete with one another, while a later batch is larger. Two batches of writes of one lane overlap,
+    /// because each waits for its commit. Longer batches wait for the network or a disk, so they may use all sessions.
+    /// A batch that is in flight for [`STUCK_BATCH`] waits for a lock, most likely, and does not hold up the next one.
     fn is_paced(&self, at: usize, now: Instant) -> bool {
         let Queue { in_flight, took, .. } = &self.queues[at];
         let few = (self.capacity.cores / 2).max(1 + usize::from(writes(at)));
         let moving = in_flight.iter().filter(|started| now < **started + STUCK_BATCH).count();
-        batch_limit(at) == 1 || *took >= SHORT || moving < few
+        batch_limit(at) == 1 || *took >= SHORT_BATCH || moving < few
     }
 }
 

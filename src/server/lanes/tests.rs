@@ -125,7 +125,7 @@ fn one_slow_batch_does_not_make_a_lane_a_slow_one() {
         bench.push(1, 0, Step::of(Lane::Find));
         let batch = bench.next().unwrap();
         bench.end(batch, Duration::from_micros(took));
-        bench.lanes.queues[Lane::Find as usize].took < SHORT
+        bench.lanes.queues[Lane::Find as usize].took < SHORT_BATCH
     };
     let short = [200, 100_000, 200, 100_000, 100_000].map(&mut in_flight);
     assert_eq!(short, [true; 5]);
