@@ -63,7 +63,8 @@ impl Budget {
     /// free and earlier reservations have theirs; `None` if the deadline comes first.
     pub fn reserve(&self, bytes: usize, deadline: Instant) -> Option<Reservation> {
         let bytes = bytes.min(self.limit());
-        // Reserves at once if the memory is free: the bytes of a reservation that waits are counted already.
+        // Reserves at once if the memory is free. This overtakes no reservation that waits, because its bytes are
+        // counted already.
         let fits = |held: usize| Some(held + bytes).filter(|held| *held <= self.limit());
         if self.0.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok() {
             return Some(Reservation { budget: self.clone(), bytes });
@@ -85,7 +86,7 @@ impl Budget {
 }
 
 impl Reservation {
-    /// Returns how much is reserved.
+    /// Returns the number of reserved bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }

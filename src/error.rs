@@ -19,11 +19,11 @@ const ADD_HOST: &str = "ALLOWED_HOSTS does not name this host: add its name, wit
 /// One thing that is wrong with a body or a query string.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Violation {
-    /// Where: a JSON pointer into the body (`/email`), or the same to a query parameter (`/perPage`).
+    /// The place of the violation: a JSON pointer into the body (`/email`) or to a query parameter (`/perPage`).
     pub path: String,
     /// The rule that does not hold, in the words of JSON Schema (`required`, `format`, …).
     pub keyword: String,
-    /// For a person. Never repeats the offending value, which may be a password.
+    /// A sentence for a person. It never repeats the wrong value, because that may be a password.
     pub message: String,
 }
 
@@ -72,7 +72,8 @@ pub enum Error {
     Gone,
     /// The record is not in a state that the request allows (`If-Match`, `If-None-Match`).
     PreconditionFailed,
-    /// Any other error of a query, or of a connection that a change was sent on.
+    /// The database failed a statement for a reason without a variant of its own, or a connection broke after a change
+    /// was sent.
     Database {
         /// The statement, without its parameters; empty when there was none yet.
         sql: &'static str,
@@ -81,7 +82,8 @@ pub enum Error {
         /// The SQLSTATE; empty where the connection broke.
         code: String,
     },
-    /// Something did not become free, or did not finish, in time, or the database cannot do it for now; holds what.
+    /// The request cannot be executed now: a resource or the database did not answer in time, or the database takes no
+    /// changes; holds the reason.
     Unavailable(Cow<'static, str>),
     /// The service cannot take the request now; holds why.
     Busy(BusyReason),
@@ -89,7 +91,7 @@ pub enum Error {
     LazyLoadingViolation(&'static str),
     /// A panic, or an invariant that does not hold; holds what is known of it.
     Internal(String),
-    /// The bytes, or a header field, are not the HTTP that is served here; holds the rule that they break.
+    /// The request breaks a rule of HTTP, or of the part of HTTP that userd serves; holds the rule.
     BadRequest(&'static str),
     /// The head or the body did not arrive in time.
     RequestTimeout,

@@ -15,7 +15,8 @@ pub struct Access {
     /// Digests of the tokens, each with the callers that it stands for; none if no token is needed. Digests are equally long,
     /// and a difference in their first bytes tells nothing of the token.
     pub(super) tokens: Option<Vec<([u8; 32], Callers)>>,
-    /// Names of hosts in requests without a token, beside names that no stranger can own; `None` for any name.
+    /// Host names that requests without a token may have, beside names that no stranger can own; `None` allows any
+    /// name.
     hosts: Option<Vec<String>>,
     /// Origins of pages that may send requests.
     origins: Vec<Arc<str>>,
@@ -26,7 +27,8 @@ impl Access {
     /// `config` and of this machine.
     pub fn new(config: &Config) -> Access {
         let machine = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
-        // With a colon, HOST is an IPv6 address or the path of a socket.
+        // If the setting HOST has a colon, it is an IPv6 address or the path of a socket, not a name that a request may
+        // have.
         let listening = (!config.host.contains(':')).then_some(&config.host);
         let named = config.allowed_hosts.iter().chain(listening).chain(&machine);
         let hosts = named.map(|name| hosts::name(name).to_owned()).collect();
@@ -54,7 +56,7 @@ impl Access {
         match self.tokens {
             // Browsers send no token with a preflight, and its answer tells nothing of the users.
             Some(_) if cors.is_preflight(request) => Ok(()),
-            // A page of another site does not know the token, whatever name it is served under.
+            // Does not check the Host if a token is set, because a page of another site does not know the token.
             Some(_) => match token {
                 None => Err(Error::Unauthorized),
                 Some(Callers::Full) => Ok(()),
@@ -63,7 +65,7 @@ impl Access {
             },
             None => match request.header("host") {
                 Some(host) if !self.is_accepted(host) && request.peer.is_some() => Err(Error::HostNotAllowed),
-                // Checks the Host of a TCP client alone, and only if there is one: no page reaches a Unix socket,
+                // Checks the Host only if the client uses TCP and sends one, because no web page reaches a Unix socket,
                 // and every browser sends a Host.
                 _ => Ok(()),
             },

@@ -92,8 +92,8 @@ fn document(schema: Schema, max_per_page: u32, needs_token: bool) -> Value {
     for entry in schemas.expect("it has schemas").values_mut() {
         let name = entry["$ref"].as_str();
         let Some(mut file) = name.and_then(|name| validation::file(name, schema)) else { continue };
-        // Tools that generate clients would name the schema by its title, instead of by its key in the description, which
-        // itself names the dialect of all its schemas.
+        // Removes `title`, so that tools that generate clients name the schema by its key in the description; and
+        // `$schema`, because the description names the dialect of all its schemas.
         file.as_object_mut().expect("a schema").retain(|member, _| member != "title" && member != "$schema");
         // In a schema that is not combined with another, `additionalProperties` means what
         // `unevaluatedProperties` means. More tools know it.

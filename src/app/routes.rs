@@ -45,9 +45,9 @@ pub(crate) enum Endpoint {
     Patch,
     Delete,
     Authenticate,
-    /// The answer that this function returns.
+    /// A page: this function returns its answer.
     Page(fn(&App) -> Response),
-    /// The methods of these routes.
+    /// The answer to OPTIONS: it lists the methods of these routes.
     Options(&'static [Route]),
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct Asked {
     pub endpoint: Result<Endpoint, Error>,
     /// The callers that may use the endpoint.
     pub callers: Callers,
-    /// The id of the user in the path, if a user can have it.
+    /// The id in the path, if it is one that a user can have.
     pub user: Option<i64>,
     /// The callers that the token of the request stands for; `None` without a known token.
     pub token: Option<Callers>,

@@ -110,7 +110,8 @@ fn problem(mut error: Error, arguments: &[OsString]) -> String {
     if has_embedded && (is_stray(ContextKind::InvalidSubcommand) || is_stray(ContextKind::InvalidArg)) {
         return "a directory stands behind '=': --embedded=DIR".to_owned();
     }
-    // clap reports a missing value as an empty one.
+    // Replaces the value by `…`, as it may be a secret. A missing value, which clap reports as an empty text, stays as
+    // it is.
     if error.get(kind).is_some_and(|argument| !argument.to_string().is_empty()) {
         error.insert(kind, ContextValue::String("…".to_owned()));
     }

@@ -9,13 +9,13 @@ use clap::builder::{OsStringValueParser, PathBufValueParser, PossibleValuesParse
 use clap::{Arg, ArgAction, Command};
 use std::path::PathBuf;
 
-/// Options that stand for variables, and have their help.
+/// Options that set variables. Their help is that of the variables.
 pub const VARIABLES: [(Opt, &str); 3] = [(HOST, "HOST"), (PORT, "PORT"), (POSTGRES, "POSTGRES_BIN")];
 
 /// Name of the subcommand whose own failures have exit codes of their own.
 pub const TEST: &str = "test";
 
-/// Columns of the help.
+/// Width of the help in columns.
 const HELP_COLUMNS: usize = 100;
 
 /// Placeholder of the table of settings, which clap would wrap.

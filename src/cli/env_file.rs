@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, ffi::OsString, fs, path::Path};
 
-/// Variables of a file. Of equal names the last one counts.
+/// Variables of a file. If a name is repeated, the last line counts.
 pub type Variables = BTreeMap<String, OsString>;
 
 /// Returns the variables of a file. The error is one line, which quotes nothing of the file.

@@ -16,7 +16,8 @@ const QUESTION_PAUSE: Duration = Duration::from_millis(100);
 /// The most bytes of an answer that are read. An answer of userd has some 300.
 const ANSWER_BYTES: u64 = 4096;
 
-/// Asks if the service is ready, until the answer is from a recent probe. Blocks for up to the `request_timeout`.
+/// Asks the server whether the service is ready, again and again until the answer comes from a recent probe of the
+/// database. Blocks for up to the `request_timeout`.
 pub fn healthcheck(args: &Args) -> Result<(), Failure> {
     let Config { host, port, limits, .. } = environment::config(args).map_err(Failure::usage)?;
     let late = format!("no answer from {} in time", server::address(&host, port));

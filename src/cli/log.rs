@@ -46,7 +46,8 @@ static IS_JOURNAL: LazyLock<bool> = LazyLock::new(|| {
     fstat(io::stderr()).is_ok_and(|found| stream == Some(format!("{}:{}", found.st_dev, found.st_ino).into()))
 });
 
-/// Names of the values that a line has beside its message. The message has the first five, if there are any.
+/// Names of the values that a line of the log has beside its message. The values of the first five names, if a line has
+/// them, are in its message, too.
 const VALUE_NAMES: [&str; 8] =
     ["method", "path", "status", "duration_ms", "bytes", "token", "client", "request_id"];
 

@@ -4,8 +4,8 @@ use crate::private_postgres::{Account, User};
 use nix::unistd::{Gid, Uid, setgid, setgroups, setuid};
 use std::io;
 
-/// Makes a process of root this account's for good, with all its threads. After an error the process must end: its rights
-/// are not known.
+/// Changes the user of a root process, with all its threads, to this account for good. After an error the process must
+/// end, because its rights are not known.
 pub fn give_up(account: &Account) -> io::Result<()> {
     let Some((uid, gid)) = account.instead_of_root() else { return Ok(()) };
     let name = User::with_uid(uid).map_or_else(|| uid.to_string(), |user| user.name);

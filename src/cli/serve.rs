@@ -25,7 +25,7 @@ pub fn serve(args: &Args) -> Result<(), Failure> {
     let bound = BoundServer::bind(&config)?;
     let mut cluster = embedded::open(args, &mut config, true)?;
     let server = bound.start(config, || signals::end(Err(BROKEN.to_owned())))?;
-    // The flag is set before the line on standard output: a harness may send a signal after that line.
+    // Sets `HAS_WORK` before it prints the line, because a harness may send a signal as soon as it reads the line.
     signals::HAS_WORK.store(true, SeqCst);
     tell("READY=1");
     // An error is ignored: a harness may have closed standard output.

@@ -37,7 +37,7 @@ const MIN_CONTROL_BYTES: usize = 16;
 /// Lines of the log that are kept for a COMMAND that fails.
 const MAX_LOG_LINES: usize = 50;
 
-/// The end of the log.
+/// The last lines of the log.
 static LOG_TAIL: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 /// Runs COMMAND to its end, or serves until the parent, standard input or a signal ends the process.
@@ -90,7 +90,7 @@ fn name(args: &Args) -> Result<Option<String>, Failure> {
     Ok(Some(name.into_owned()))
 }
 
-/// Returns the settings that options give.
+/// Returns the settings that the options of `userd test` select.
 fn settings(args: &Args) -> Result<BTreeMap<String, OsString>, Failure> {
     let mut settings: BTreeMap<String, OsString> = BTreeMap::from([("LOG_LEVEL".to_owned(), "warn".into())]);
     for pair in args.occurrences(commands::SET).flatten() {

@@ -40,7 +40,8 @@ const fn setting(variable: &'static str, scope: Scope, access: Access, help: &'s
     Setting { variable, help, scope, access }
 }
 
-/// The outcome for a part of the database's address beside a connection string, and for the port beside a Unix socket.
+/// Says that a setting is not used: a part of the database's address if there is a connection string, or the port if
+/// the service has a Unix socket.
 const NO_EFFECT: Shown = Ok(None);
 
 /// The most memory that a budget can be: a TiB, or what the machine can address.

@@ -68,7 +68,7 @@ pub(super) fn word<T: FromStr + Display>(field: &mut T, text: Option<&str>, word
     value(field, text, read, T::to_string)
 }
 
-/// On for exactly this text, off for any other.
+/// A switch: on if the variable has exactly this text, else off.
 pub(super) fn exactly(field: &mut bool, text: Option<&str>, on: &str) -> Shown {
     value(field, text, |text| Ok(text == on), bool::to_string)
 }

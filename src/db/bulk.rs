@@ -179,7 +179,7 @@ pub struct Taken {
     pub is_id: bool,
 }
 
-/// Stages users. Inserts of 2000 are the quickest.
+/// Stages users. 2000 users per insert are the quickest.
 pub fn stage(import: &mut Transaction, users: &[StagedUser]) -> Result<(), Error> {
     let row = |StagedUser { line, id, hash, created_at, updated_at, new }: &StagedUser| {
         let NewUser { name, email, password: _ } = new;

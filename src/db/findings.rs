@@ -127,7 +127,8 @@ pub fn hazards(
         "database",
         (servers.sessions() == Sessions::FoundLent).then_some(POOLER_LENDS),
     );
-    // The settings name the schema in use, which has to be the right one.
+    // Compares the settings only if the tables are userd's, because one setting names the schema in use as the right
+    // one.
     if !servers.sessions().keep_statements() && are_ours {
         let lacking = settings::lacking(client, servers.statement_timeout())?;
         add(findings, Weight::Problem, "settings", lacking);

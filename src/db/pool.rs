@@ -41,8 +41,8 @@ struct Figures {
 impl Pool {
     /// Returns the pool of a service. It opens its sessions in the background: this does not block and does not fail.
     pub fn new(servers: Arc<Servers>, config: &Config) -> Pool {
-        /// r2d2 waits at most half of this between its tries to connect, so the pool is back this soon
-        /// after the database is.
+        /// The longest time until the pool has sessions again once the database is back: r2d2 waits at most half of it
+        /// between two tries to connect.
         const RETRY_WITHIN: Duration = Duration::from_secs(1);
         let statement_timeout = servers.statement_timeout();
         let figures = Arc::<Figures>::default();

@@ -54,7 +54,7 @@ struct ProbeState {
     failure: String,
     /// When the first question came.
     asked: Option<Instant>,
-    /// When the database answered last: at the start, before there is a prober.
+    /// The time of the database's last answer. Until the first probe it is the time of the start.
     answered: Instant,
 }
 
@@ -113,7 +113,7 @@ impl Prober {
         let now = Instant::now();
         let mut state = self.state.lock();
         if state.asked.is_none() {
-            // The send fails only if the thread has ended.
+            // An error is ignored: sending fails only if the thread has ended.
             let _ = self.begin.send(());
         }
         let asked = *state.asked.get_or_insert(now);

@@ -28,7 +28,7 @@ pub(super) enum Consequence {
     OfAnotherSession,
     /// This server takes no changes, as a standby does. Nothing was changed.
     ReadOnly,
-    /// Anything else: the statement's own error. Nothing was changed.
+    /// Any other error: its reason is the statement, not the session. Nothing was changed.
     Statement,
 }
 
@@ -58,7 +58,7 @@ pub enum Failure {
     /// A lock was not granted, a concurrent transaction took precedence, or other passwords are being checked. Nothing was
     /// changed: a retry may succeed.
     Contended,
-    /// Any other reason: the client is told, and no retry follows.
+    /// The statement or the command failed for good: the client gets the error, and no retry follows.
     Error(Error),
 }
 
@@ -68,7 +68,7 @@ impl Failure {
         if is_contended(error) { Failure::Contended } else { Failure::Error(condition(sql, error)) }
     }
 
-    /// Returns the error if no retry follows.
+    /// Returns the error that the client gets if no retry follows.
     pub(crate) fn into_error(self) -> Error {
         const BLOCKED: &str = "locks, or checks of other passwords, blocked a request for too long";
         match self {

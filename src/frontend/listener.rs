@@ -22,7 +22,7 @@ const MAX_PORTS: usize = 64;
 
 /// Sockets that clients connect to, or will. Dropping them frees the port, and removes the file that was made.
 pub struct Listener {
-    /// At least one.
+    /// The listening sockets, at least one.
     pub(super) sockets: Vec<Socket>,
     /// The path and the inode of the file of a Unix socket that was bound here.
     file: Option<(PathBuf, u64)>,

@@ -129,7 +129,7 @@ impl Slots {
         Some(self.entries.get(index as usize)?.lock())
     }
 
-    /// Collects what `of` returns for each connection and its index. One slot is locked at a time.
+    /// Calls `of` with each connection and its index, and collects the results. Locks one slot at a time.
     pub(super) fn each<T>(&self, mut of: impl FnMut(u32, &Connection) -> Option<T>) -> Vec<T> {
         let entries = (0..).zip(&self.entries);
         entries.filter_map(|(index, entry)| of(index, entry.lock().connection.as_deref()?)).collect()

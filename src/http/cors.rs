@@ -84,7 +84,7 @@ impl Cors {
     }
 }
 
-/// Returns the entry that allows an origin, as a browser names it.
+/// Returns the entry of `ALLOWED_ORIGINS` that allows the origin in a request.
 fn find<'a>(origins: &'a [Arc<str>], origin: &[u8]) -> Option<&'a Arc<str>> {
     origins.iter().find(|allowed| ***allowed == *"*" || allowed.as_bytes() == origin)
 }

@@ -28,7 +28,7 @@ pub fn is_local(authority: &str) -> bool {
     }
 }
 
-/// Returns the name without port and final dot; not for an IPv6 address.
+/// Returns a host name without its port and its final dot. Not to be called with an IPv6 address.
 pub fn name(authority: &str) -> &str {
     let name = authority.split(':').next().unwrap_or_default();
     name.strip_suffix('.').unwrap_or(name)

@@ -17,7 +17,7 @@ pub enum Method {
     Patch,
     Delete,
     Options,
-    /// Any other; there is no route for it.
+    /// Any other method. No route has it.
     Other,
 }
 
@@ -29,7 +29,7 @@ impl From<&str> for Method {
 }
 
 impl Method {
-    /// Returns the name for the log of a method that a client has sent: that name, if it is no longer than any that is in
+    /// Returns a method's name for the log: the name that the client has sent, unless it is longer than every method in
     /// use.
     pub(crate) fn shown(self, name: &str) -> Cow<'static, str> {
         const MAX_NAME_BYTES: usize = 16;

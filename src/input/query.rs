@@ -128,7 +128,8 @@ impl<'a> Query<'a> {
         None
     }
 
-    /// Returns an address in NFC, in which `+` is itself, as users of curl write it; in a form it would be a space.
+    /// Returns the e-mail address in a parameter, in NFC. A `+` stays a plus sign, because users of curl do not encode
+    /// it; HTML forms would read it as a space.
     fn address(&mut self, name: &str) -> Option<String> {
         let (keyword, message) = match percent_decode(self.value(name)?) {
             None => ("format", "must be UTF-8, percent-encoded"),

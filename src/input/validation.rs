@@ -31,7 +31,7 @@ pub fn file(name: &str, variant: Schema) -> Option<Value> {
 /// The schemas that bodies are checked against, and the variant of the contract.
 #[derive(Debug)]
 pub struct BodySchemas {
-    /// The variant.
+    /// The variant of the contract, which decides how a violation is answered.
     pub variant: Schema,
     /// The body of POST /users.
     pub create: BodySchema,

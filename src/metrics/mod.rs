@@ -58,7 +58,7 @@ pub struct Metrics {
     pub accepted: AtomicU64,
     /// Commands that met a lock and were retried.
     pub lock_retries: AtomicU64,
-    /// Writes figures of other modules, which are looked up when they are asked for.
+    /// Writes the figures of other modules, which look them up at each scrape.
     pub source: OnceLock<Source>,
 }
 

@@ -10,7 +10,7 @@ use std::{fs, sync::OnceLock};
 /// Ticks a second in /proc/self/stat: Linux gives programs this number, whatever its own is.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Writes the figures as they are now.
+/// Writes the figures of the process, read at this moment.
 pub fn write(text: &mut Text) {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

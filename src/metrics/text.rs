@@ -3,7 +3,7 @@
 use super::Histogram;
 use std::fmt::Display;
 
-/// A text that is being written. Each value belongs to the last family.
+/// The text of a scrape, while it is being written. A value that is written belongs to the family that was begun last.
 #[derive(Default)]
 pub struct Text {
     /// The text that was written so far.

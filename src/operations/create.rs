@@ -108,7 +108,7 @@ pub(crate) const CREATE_WITH_KEYS: &str = r#"
         updated_at timestamptz, version bigint, fingerprint bytea, password_hash text)
     where is_kept"#;
 
-/// Finds a kept answer. All columns are null if the user was deleted since.
+/// Finds the kept answer of an idempotency key. All columns are null if its user was deleted since.
 pub(crate) const FIND_KEPT: &str = "
     select u.* from idempotency_keys, jsonb_to_record(answer) as u (id bigint, name text, email text,
         created_at timestamptz, updated_at timestamptz, version bigint, fingerprint bytea, password_hash text)
@@ -117,7 +117,7 @@ pub(crate) const FIND_KEPT: &str = "
 /// The user that a create has stored, or that an earlier create with its key has.
 #[derive(Debug)]
 pub struct Created {
-    /// The user as it was stored.
+    /// The user, as the create stored it.
     pub user: User,
     /// The fingerprint of the earlier create, if that has stored the user: the bodies are still to be compared.
     pub earlier: Option<Fingerprint>,

@@ -12,7 +12,7 @@ use std::time::Instant;
 /// A user to be removed.
 #[derive(Debug)]
 pub struct Delete {
-    /// The user.
+    /// The id of the user to be removed.
     pub id: i64,
     /// The precondition (`If-Match`). A batch takes only [simple](Condition::is_simple) ones.
     pub condition: Condition,

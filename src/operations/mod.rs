@@ -134,7 +134,7 @@ pub enum Lane {
     Change,
     /// A write that is never batched: of passwords, of addresses, or on conditions of several states.
     Single,
-    /// A password to hash or to check, and the look-up before: a core for its time, and no session meanwhile.
+    /// A password to hash or to check, after the look-up that this needs. Hashing occupies a core, and no session.
     Hash,
 }
 

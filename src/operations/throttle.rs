@@ -129,9 +129,9 @@ impl Attempts {
         Instant::now() + self.advanced
     }
 
-    /// Makes a full table accept a pair of this peer: pairs without a wrong password in the last minute go, else the peer
-    /// with the most pairs loses its oldest one. Refuses a peer that has the most itself. Pairs with an undecided password
-    /// stay.
+    /// Makes space in a full table for a pair of `peer`. Removes all pairs without a wrong password in the last minute.
+    /// If there are none, removes the oldest pair of the peer that has the most pairs, or refuses `peer` if it has the
+    /// most. Keeps pairs whose password is being checked.
     fn make_room(&mut self, peer: PeerKey, now: Instant) -> Result<(), Error> {
         if self.pairs.len() < MAX_PAIRS {
             return Ok(());

@@ -17,7 +17,7 @@ use std::time::Instant;
 /// A change of a user.
 #[derive(Debug)]
 pub struct Update {
-    /// The user.
+    /// The id of the user to be changed.
     pub id: i64,
     /// The fields of the body; in a batch without a password.
     pub changes: UserChanges,
@@ -60,7 +60,7 @@ impl Update {
     }
 }
 
-/// Returns no row if nothing is changed.
+/// Returns no row if the statement changes no user.
 pub(crate) const UPDATE: &str = "
     update users
     set name = coalesce($5::text, name), email = coalesce($6::text, email),

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{fs, io};
 
-/// Code of the refusal of a session that comes too early or too late.
+/// SQLSTATE with which a server refuses a session while it starts or stops.
 const STARTS_OR_STOPS: SqlState = SqlState::CANNOT_CONNECT_NOW;
 
 /// Time in which a process that is being started may have a copy of the lock.

@@ -12,12 +12,12 @@ const CONFIGURATION: &str = "\n# Of userd\nshared_buffers = 24MB\n";
 /// Makes `pgdata`, complete or not there at all: made as `pgdata.new` and renamed. Blocks until `initdb` has ended.
 pub(super) fn initialize(directory: &ClusterDir, programs: &Path, more: &[&str]) -> Result<()> {
     let (program, new) = (programs.join("initdb"), directory.dir.join("pgdata.new"));
-    // An error is ignored: if some of it stays, initdb reports it.
+    // An error is ignored, because initdb reports files of an earlier try that remain.
     let _ = fs::remove_dir_all(&new);
     // initdb writes into a pipe and not into the log, as the disk may be full.
     let mut initdb = directory.command(&program, Stdio::piped());
-    // A relative name: initdb cleans up when it fails, and the directory may have another name by then. C.UTF-8 knows upper
-    // and lower case of every letter.
+    // Passes a relative name, because initdb removes the directory if it fails, and the parent may be renamed by then.
+    // Chooses the locale C.UTF-8, because it has upper and lower case of every letter.
     initdb.args(["-D", "pgdata.new", "-U", "postgres", "--auth=trust", "-E", "UTF8", "--locale=C.UTF-8"]);
     let output = initdb.args(more).output().map_err(ClusterError::io("run", &program))?;
     if !output.status.success() {

@@ -41,8 +41,8 @@ pub struct ClusterError(String);
 
 type Result<T> = result::Result<T, ClusterError>;
 
-/// Returns whether a start goes on: called every few milliseconds while one waits, with the server's process id as soon as
-/// there is a server.
+/// Returns false to cancel a start. It is called every few milliseconds while a start waits, with the server's process
+/// id once a server runs.
 pub type GoOn = fn(Option<u32>) -> bool;
 
 /// A wait for what PostgreSQL or another process does. Has no bound: an end amid recovery or a checkpoint would only have
@@ -57,7 +57,8 @@ impl Wait {
         Wait { since: Instant::now(), lines: 1 }
     }
 
-    /// Blocks for a moment. Logs what is waited for every ten seconds. An error if the start does not go on.
+    /// Blocks for a moment. Every ten seconds, logs the reason of the wait. Returns an error if the caller has
+    /// cancelled the start.
     fn pause(&mut self, go_on: GoOn, server: Option<u32>, what: impl FnOnce() -> String) -> Result<()> {
         if !go_on(server) {
             return Err(ClusterError::new("interrupted"));

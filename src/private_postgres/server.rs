@@ -57,8 +57,8 @@ impl ServerProcess {
     }
 }
 
-/// Returns whether the server in `dir` says that it accepts connections. It would refuse an earlier one with a line in its
-/// log.
+/// Returns whether the server in `dir` says that it accepts connections. A connection before that would add a refusal
+/// to the server's log.
 pub(super) fn is_ready(dir: &Path) -> bool {
     let file = fs::read_to_string(dir.join("pgdata/postmaster.pid")).unwrap_or_default();
     file.lines().nth(7).is_some_and(|state| state.trim() == "ready")

@@ -31,7 +31,7 @@ pub struct Import {
     pub as_is: bool,
     /// Gives users the ids of their records, and a new one if there is none.
     pub keep_ids: bool,
-    /// Takes passwords as clear. Without it, a record with a password is refused.
+    /// Accepts clear passwords, and hashes them. If false, a record with a clear password is refused.
     pub clear_passwords: bool,
     /// Refuses records without an id.
     pub requires_ids: bool,

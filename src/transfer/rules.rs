@@ -74,12 +74,13 @@ impl Rules<'_> {
         self.import.map.iter().flatten().flat_map(|(field, _)| &self.paths[field]).collect()
     }
 
-    /// Returns whether an object has the field of a user.
+    /// Returns whether a JSON object has a member from which this field of a user is read.
     fn has_field(&self, object: &Map<String, Value>, field: &str) -> bool {
         self.paths[field].iter().any(|path| member(object, path).is_some())
     }
 
-    /// Returns whether a line is no user, but begins an object of several lines, or is an object with an array.
+    /// Returns whether a line shows that the file is one JSON document, not a user a line: the line begins an object
+    /// that continues on the next lines, or is an object with an array in it and no user.
     pub fn is_document(&self, line: &str) -> bool {
         let is_user = |object: &_| ["name", "email"].iter().any(|field| self.has_field(object, field));
         match serde_json::from_str::<Map<_, _>>(line) {
@@ -201,7 +202,7 @@ impl Rules<'_> {
         {
             *email = email::normalized(email.trim());
         }
-        // A part that is no text is no name.
+        // Joins the parts of a name only if each of them is a text.
         let parts = self.paths["name"].iter().filter_map(value).map(|part| part.as_str().map(str::trim));
         if self.paths["name"].len() > 1
             && let Some(parts) = parts.collect::<Option<Vec<&str>>>()

@@ -29,13 +29,13 @@ const ARGON2: u64 = 2_000;
 const SCRYPT: u64 = 3_600;
 /// scrypt derives and hashes 1 KiB of its blocks.
 const SCRYPT_BLOCKS: u64 = 26_000;
-/// A round of PBKDF2.
+/// The cost of a round of PBKDF2.
 const PBKDF2_SHA1: u64 = 200;
 const PBKDF2_SHA256: u64 = 380;
 const PBKDF2_SHA512: u64 = 500;
-/// A round of bcrypt.
+/// The cost of a round of bcrypt.
 const BCRYPT: u64 = 60_000;
-/// A round of MD5 over [`MAX_OTHER_PASSWORD`].
+/// The cost of a round of MD5 over a password of [`MAX_OTHER_PASSWORD`] bytes.
 const PHPASS: u64 = 7_500;
 
 /// The problem of a hash that costs more than [`MAX_MEMORY`] or [`MAX_NANOSECONDS`].

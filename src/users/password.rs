@@ -19,7 +19,7 @@ const HASH_MAX: usize = 512;
 pub struct PasswordHash(Secret);
 
 impl PasswordHash {
-    /// A hash as it was stored.
+    /// A hash, as the database has it.
     pub fn from_phc(text: String) -> PasswordHash {
         PasswordHash(text.into())
     }

@@ -16,7 +16,7 @@ pub fn text(time: OffsetDateTime) -> String {
     time.format(&Iso8601::<MICROSECONDS>).expect("a moment of the years 1 to 9999")
 }
 
-/// Serializes a moment as [`text`].
+/// Serializes a moment in the form that [`text`] returns.
 pub(super) fn serialize<S: Serializer>(time: &OffsetDateTime, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&text(*time))
 }

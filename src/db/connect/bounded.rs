@@ -23,7 +23,7 @@ const CONNECT_DESCRIPTORS: usize = 12;
 #[derive(Default)]
 pub struct Unanswered {
     count: Arc<AtomicU32>,
-    /// When the last connect was given up.
+    /// The time at which the last connect was given up.
     last: Mutex<Option<Instant>>,
 }
 

@@ -11,7 +11,7 @@ pub struct Password {
     file: Option<PathBuf>,
     /// The text in the file is a connection string.
     is_url: bool,
-    /// The password of the last connect.
+    /// The password that the last connect used.
     last: Mutex<Option<Vec<u8>>>,
 }
 

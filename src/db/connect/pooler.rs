@@ -27,7 +27,7 @@ pub enum Sessions {
 }
 
 impl Sessions {
-    /// Returns what the settings say.
+    /// Returns what the settings say about sessions.
     pub fn of(config: &Config) -> Sessions {
         match (config.db_prepared, config.find_pooler) {
             (false, _) => Sessions::SetLent,

@@ -31,7 +31,7 @@ const MAX_STEPS: usize = 8;
 /// Bytes that a request, a buffer or an answer may have without being counted. Most have no more.
 const MAX_UNCOUNTED: usize = 1 << 10;
 
-/// Returns how many of these bytes are counted.
+/// Returns how many bytes of a buffer of this size are counted in the memory budget.
 fn counted(bytes: usize) -> usize {
     if bytes > MAX_UNCOUNTED { bytes } else { 0 }
 }
@@ -137,7 +137,7 @@ impl Connection {
         })
     }
 
-    /// Notes what an event says of the socket.
+    /// Records what an event says of the socket: readable, ended or reset.
     pub fn note(&mut self, event: &Event) {
         let ended = event.is_read_closed() || event.is_error();
         self.readable |= event.is_readable() || ended;
@@ -330,7 +330,7 @@ impl Connection {
         let (since, stage) = (context.now, Stage::Unclaimed(request));
         self.state = State::Working { since, stage, persistence, id, echo, input };
         if let Some(answer) = answer {
-            // The caller advances this connection in any case.
+            // The returned value is ignored, because the caller advances this connection in any case.
             self.send_answer(answer, None, context.stop_at.is_some());
         }
     }

@@ -183,7 +183,7 @@ impl Connection {
         };
     }
 
-    /// Gives up a client that does not read any more: nothing is sent to it or read from it.
+    /// Marks the connection for closing, without another read or write: a write has failed, so the client is gone.
     fn give_up(&mut self) {
         self.state = State::Closing;
         self.readable = false;

@@ -49,9 +49,10 @@ impl EventLoop {
                     self.accept_at = None;
                     return;
                 }
-                // The error concerns one client only.
+                // Goes on accepting, because the error concerns one client only.
                 Err(error) if matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted) => {}
-                // Out of descriptors or memory, most likely: a connection has to go, or time has to pass.
+                // The process has no descriptor or no memory left, most likely: closes a connection, or else pauses
+                // accepting.
                 Err(error) => {
                     let detail = format_args!(": {error}");
                     self.context.warnings.warn("no connection can be accepted", detail, None);

@@ -186,7 +186,7 @@ impl EventLoop {
         Ok(None)
     }
 
-    /// Has a connection read and write.
+    /// Makes a connection read and write as far as its socket allows.
     fn advance(&mut self, index: u32) {
         self.call(index, |connection, context| connection.advance(index, context));
     }
@@ -284,7 +284,7 @@ impl EventLoop {
         self.sweep_at = (!self.is_empty()).then(|| next.max(now + SWEEP_PAUSE));
     }
 
-    /// Returns whether there is no connection.
+    /// Returns whether no connection is open.
     fn is_empty(&self) -> bool {
         self.free.len() == self.slots.len()
     }

@@ -34,7 +34,7 @@ pub struct Arrived {
     pub persistence: Persistence,
 }
 
-/// Returns the next line, without its end, if all of it is there. `most` is the length that it may have.
+/// Returns the next line, without its line end, if it has arrived completely. `most`: the greatest length of a line.
 fn line(bytes: &[u8], most: usize, too_long: Error) -> Result<Option<&[u8]>, Error> {
     let end = bytes.iter().position(|&byte| !is_text(byte)).unwrap_or(bytes.len());
     if end > most {

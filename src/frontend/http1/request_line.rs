@@ -56,17 +56,18 @@ impl RequestLine {
         Ok(RequestLine { method: 0..first, target, prefix, authority, http10 })
     }
 
-    /// Returns the method. `head` begins with the line.
+    /// Returns the method. `head` begins with the request line.
     pub fn method<'a>(&self, head: &'a [u8]) -> &'a [u8] {
         &head[self.method.clone()]
     }
 
-    /// Returns the authority of an absolute-form target. `head` begins with the line.
+    /// Returns the `host:port` of a target in absolute form (`GET http://host:port/path`); `None` for a target without
+    /// it. `head` begins with the request line.
     pub fn authority<'a>(&self, head: &'a [u8]) -> Option<&'a [u8]> {
         self.authority.clone().map(|authority| &head[authority])
     }
 
-    /// Returns the target in origin-form. `head` begins with the line.
+    /// Returns the target as path and query (origin-form). `head` begins with the request line.
     pub fn target(&self, head: &[u8]) -> String {
         let target = str::from_utf8(&head[self.target.clone()]).expect("a target is ASCII");
         [self.prefix, target].concat()

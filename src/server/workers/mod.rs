@@ -51,7 +51,7 @@ const STACK: usize = 512 << 10;
 /// executes it.
 const MAX_RECEIVERS: usize = 2;
 
-/// The time between two looks at a thread that is to end.
+/// The pause between two checks whether a thread has ended, at a stop.
 const END_PAUSE: Duration = Duration::from_millis(1);
 
 /// The threads that answer requests. Dropping it stops them.

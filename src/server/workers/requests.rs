@@ -122,7 +122,8 @@ impl Dispatch {
         (job.claimed.request.fields, job.claimed.request.body) = (String::new(), Vec::new());
         match (fault, judged) {
             (Some(Intercepted::Fault(fault)), judged) => faults::fail(Arc::clone(self), fault, job, judged),
-            // The thread that receives waits for nothing else.
+            // Does not wait for memory, because this thread receives requests: a large answer is refused if its memory
+            // is not free.
             (_, Judged::Answer(answer)) => self.send(&mut job, answer, Duration::ZERO),
             (_, Judged::Execute(command)) => return Some(Box::new(Task { command, job })),
         }
