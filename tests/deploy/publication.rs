@@ -5,11 +5,11 @@ use crate::support::{LONG_ON_DISK, Load, Own, Process, blocks, eventually, every
 use std::path::Path;
 use userd::{Config, Database as Target, Server};
 
-const BACKUP: &str = include_str!("../../docs/backup.md");
+const PAGE: &str = include_str!("../../examples/deploy/replication/README.md");
 
-/// The lines of the chapter: the copy, what empties the tables, the cut.
-fn chapter() -> [&'static str; 3] {
-    blocks(BACKUP, "**To the next PostgreSQL without downtime.**").try_into().expect("three blocks")
+/// The lines of the page: the copy, what empties the tables, the cut.
+fn page() -> [&'static str; 3] {
+    blocks(PAGE, "# To another PostgreSQL while userd serves\n").try_into().expect("three blocks")
 }
 
 fn serve(own: &Own) -> Server {
@@ -45,14 +45,14 @@ fn changes_go_on_with_a_publication() {
 
 #[test]
 fn to_the_next_server_under_load() {
-    let [copy, _, cut] = chapter();
+    let [copy, _, cut] = page();
     to_the_next_server(copy, cut);
 }
 
 /// Some tools publish all tables, as they know none.
 #[test]
 fn to_the_next_server_by_a_publication_of_all_tables() {
-    let [copy, empty, cut] = chapter();
+    let [copy, empty, cut] = page();
     let (three, all) = ("for table users, credentials, idempotency_keys", "for all tables");
     let subscription = "psql -X -q \"$NEW\" -c \"create subscription";
     assert!(copy.contains(three) && copy.contains(subscription), "{copy}");
