@@ -313,22 +313,13 @@ insert into users values ('"Ada", \', 'a@x.org', '$2aBCRYPT'), ('', 'b@x.org', '
 {"name": "b@x.org", "email": "b@x.org", "passwordHash": null}
 {"name": "C@X.org", "email": "C@X.org", "passwordHash": null}
 => Ada a@x.org yes | b@x.org b@x.org | C@X.org C@X.org
-
-== Supabase
-create schema auth;
-create table auth.users (email text, encrypted_password text, raw_user_meta_data jsonb, created_at timestamptz default now(), banned_until timestamptz, deleted_at timestamptz);
-insert into auth.users (email, encrypted_password, raw_user_meta_data) values ('a@x.org', '$2aBCRYPT', '{"name":"Ada"}'), ('b@x.org', '$2aBCRYPT', '{"name":""}'), ('c@x.org', '$2aBCRYPT', null), ('d@x.org', '', '{"name":"Dan"}'), ('e@x.org', '$2aBCRYPT', '{}'), (null, null, '{}'), ('', '', '{}');
-update auth.users set banned_until = now() + case email when 'b@x.org' then interval '1 day' else '-1 day' end where email in ('b@x.org', 'c@x.org');
-update auth.users set deleted_at = now() where email = 'e@x.org'
-=> Ada a@x.org yes | b@x.org b@x.org | c@x.org c@x.org yes | Dan d@x.org
 "#;
 
 /// The lines of docs/import.md on unhappy users of each system: who is there then, under which name, and who logs in.
 #[test]
 fn users_of_other_systems() {
     let account = Account::new();
-    let databases =
-        ["host/name", "new-host/name", "host/rails", "host/supabase"].map(|name| (name, Database::empty()));
+    let databases = ["host/name", "new-host/name", "host/rails"].map(|name| (name, Database::empty()));
     let of_page = [
         "Zoë zoe@example.com",
         "Eve eve@example.com",
