@@ -1,15 +1,15 @@
-//! The commands `migrate`, `check`, `recount` and `grants` on a database: migrations without a service, a check that
-//! changes no row, and the repairs of its findings. Not part of the library's interface.
+//! The commands `migrate`, `check`, `recount` and `grants`: apply migrations without a service, find what would fail a service
+//! without a change of any row, and repair what `check` has found. Not part of the library's interface.
 
 mod trial;
 
 pub use crate::db::counts::compare as compare_counts;
 pub use crate::db::findings::{Finding, Weight};
 
-use crate::db::connect::{Servers, Sessions};
-use crate::db::findings::{MIGRATION_OBSTACLES, add, hazards};
-use crate::db::migrate::{Migrations, connect_migrated, elsewhere, refuse_one_session};
-use crate::db::{counts, session::lines};
+use crate::db::connect::Servers;
+use crate::db::findings::{MIGRATION_OBSTACLES, add_findings, add_hazards};
+use crate::db::migrate::{Migrations, connect_migrated, find_other_schemas, refuse_one_session};
+use crate::db::{counts, session::query_lines};
 use crate::{config::Config, error::StartError};
 use Weight::{Fine, Note, Problem};
 use postgres::{Client, Error, types::Type};
@@ -17,32 +17,29 @@ use postgres::{Client, Error, types::Type};
 /// The options of a check.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// All users are counted, too.
+    /// True if the check counts all users and compares them with the counts behind pages.
     pub counts: bool,
-    /// The changes that are tried and rolled back.
+    /// The changes that the check tries and rolls back.
     pub changes: Changes,
 }
 
-/// Changes that are tried and rolled back.
+/// Which changes a check tries and rolls back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Changes {
-    /// No change is tried.
+    /// The check tries no change.
     None,
-    /// A create, changes and a delete are tried, unless they would fire another program's trigger.
+    /// The check tries a create, changes and a delete, unless they would fire a trigger of another program.
     Usual,
-    /// A create, changes and a delete are tried in any case.
+    /// The check tries a create, changes and a delete, even if they fire a trigger of another program.
     WithTriggers,
 }
 
-/// Limits of the server.
-const LIMITS: &str = "\
-    select format('its encoding is %s, not UTF8: names and addresses that do not fit get 500', encoding) \
-    from current_setting('server_encoding') encoding where encoding <> 'UTF8' \
-    union all select 'it accepts no changes: a standby, or default_transaction_read_only is on' \
-    where current_setting('transaction_read_only') = 'on'";
+/// Returns the version of the server, and the encoding of the database.
+const VERSION_AND_ENCODING: &str =
+    "select current_setting('server_version'), current_setting('server_encoding')";
 
-/// Finds roles beside the service's that may read hashes of passwords, by grants on tables, columns and views, or by a
-/// function that runs with its owner's rights. The second column is true if every role may read them.
+/// Returns a line for each role, other than the service's, that may read hashes of passwords from a table, column or view, or that
+/// may execute a function which changes our tables with the rights of its owner. The second column is true if every role may.
 const HASH_READERS: &str = "\
     with recursive readable as ( \
         select oid from pg_class where oid in (to_regclass('credentials')::oid, to_regclass('idempotency_keys')::oid) \
@@ -67,18 +64,7 @@ const HASH_READERS: &str = "\
         and rolname is distinct from current_user and rolname::text is distinct from 'pg_read_all_data' \
     order by 1";
 
-/// Returns one line if some addresses are not in Unicode's form NFC. Only a database in UTF8 can tell. The statement in
-/// the line skips addresses that another user has in NFC.
-const UNNORMALIZED_ADDRESSES: &str = "\
-    select format('%1$s addresses are not in Unicode''s form NFC, so that no login and no ?email= finds them: \
-        `update %2$I.users u set email = normalize(email, nfc) where email is not nfc normalized and not exists ( \
-        select from %2$I.users o where o.id <> u.id \
-        and lower(normalize(o.email, nfc) collate \"C\") = lower(normalize(u.email, nfc) collate \"C\"))` \
-        brings them into it, but for those that another user has then', count(*), current_schema()) \
-    from users where case when getdatabaseencoding() = 'UTF8' then email::text is not nfc normalized end \
-    having count(*) > 0";
-
-/// Statements that give the role $1 the rights to run a service, one in each row.
+/// Returns the statements that give role $1 the rights to run a service, one in each row.
 const GRANTS: &str = "\
     select format(line, current_schema(), rolname, current_database(), pg_get_serial_sequence('users', 'id')) \
     from pg_roles, unnest(array[ \
@@ -89,43 +75,42 @@ const GRANTS: &str = "\
         'grant select on sequence %4$s to %2$I;']) as line \
     where rolname = $1";
 
-/// Applies the migrations that the database lacks; `anew`: also if another schema has tables of userd. Returns a line for each,
-/// and then for each such schema. Blocks as a start does.
-pub fn migrate(config: &Config, anew: bool) -> Result<Vec<String>, StartError> {
+/// Applies the migrations that the database lacks. If another schema has tables of userd, fails unless `second_set` is set.
+/// Returns a line for each migration that was applied, then a line for each such schema. Blocks as long as the migrations take.
+pub fn migrate(config: &Config, second_set: bool) -> Result<Vec<String>, StartError> {
     let (servers, migrations) = (Servers::new(config)?, Migrations::load(config.migrations_dir.as_deref())?);
-    let applied = migrations.apply_missing(&servers, true, anew)?;
+    let applied = migrations.apply_missing(&servers, true, second_set)?;
     let mut lines: Vec<_> = applied.iter().map(|name| format!("applied {name}")).collect();
     if !lines.is_empty() {
-        lines.extend(unused(&mut servers.connect_for_long()?)?);
+        lines.extend(unused_schemas(&mut servers.connect_for_long()?)?);
     }
     Ok(lines)
 }
 
-/// Returns a line for each other schema that has tables of userd.
-fn unused(client: &mut Client) -> Result<impl Iterator<Item = String>, Error> {
+/// Returns a line for each schema that has tables of userd and is not the schema in use.
+fn unused_schemas(client: &mut Client) -> Result<impl Iterator<Item = String>, Error> {
     let line = |(schema, _)| {
         format!("userd's tables are in the schema {schema:?}, too, and their users are not used here")
     };
-    Ok(elsewhere(client)?.into_iter().map(line))
+    Ok(find_other_schemas(client)?.into_iter().map(line))
 }
 
-/// Counts all users anew. Returns a line with their number. Blocks while they are counted.
+/// Counts all users anew. Returns a line with the number of users. Blocks while the database counts.
 pub fn recount(config: &Config) -> Result<String, StartError> {
     counts::recount(&mut connect_migrated(config)?).map_err(StartError::Statement)
 }
 
-/// Returns the statements that let a role run a service on the database, each with its semicolon.
+/// Returns the statements that give a role the rights to run a service. Each ends with a semicolon.
 pub fn grants(config: &Config, role: &str) -> Result<Vec<String>, StartError> {
-    let grants = lines(&mut connect_migrated(config)?, GRANTS, &[(&role, Type::NAME)])?;
+    let grants = query_lines(&mut connect_migrated(config)?, GRANTS, &[(&role, Type::NAME)])?;
     if grants.is_empty() {
         return Err(StartError::Statement(format!("there is no role {role:?}")));
     }
     Ok(grants)
 }
 
-/// Returns findings about the database, as a start and a service would meet them. Changes no row; a few ids are drawn. Blocks up to
-/// `db_connect_timeout`, and some seconds if it meets locks; without a bound while another session locks the history of
-/// migrations.
+/// Returns what a start and a service would meet in the database. Changes no row, but draws a few ids. Blocks up to
+/// `db_connect_timeout`, and some seconds if it meets locks.
 pub fn check(config: &Config, options: Options) -> Vec<Finding> {
     let mut findings = Vec::new();
     if let Err(error) = examine(config, options, &mut findings) {
@@ -134,50 +119,53 @@ pub fn check(config: &Config, options: Options) -> Vec<Finding> {
             StartError::Statement(line) => ("database", line),
             error => ("database", error.to_string()),
         };
-        add(&mut findings, Problem, subject, [line]);
+        add_findings(&mut findings, Problem, subject, [line]);
     }
     findings
 }
 
-/// Adds findings up to the first one that makes further checks impossible or misleading.
+/// Adds findings. Stops at a finding that makes further checks impossible or misleading.
 fn examine(config: &Config, options: Options, findings: &mut Vec<Finding>) -> Result<(), StartError> {
     let (servers, migrations) = (Servers::new(config)?, Migrations::load(config.migrations_dir.as_deref())?);
-    add(findings, Fine, "configuration", ["every variable can be used"]);
+    add_findings(findings, Fine, "configuration", ["every variable can be used"]);
     let warnings = servers.target.warnings.iter().map(|line| format!("DATABASE_URL: {line}"));
-    add(findings, Note, "configuration", warnings);
+    add_findings(findings, Note, "configuration", warnings);
     let client = &mut servers.connect_for_long()?;
-    let version: String = client.query_typed_one("select current_setting('server_version')", &[])?.get(0);
-    let connected = [format!("connected to {}", servers.target), format!("PostgreSQL {version}")];
-    add(findings, Fine, "database", connected);
-    add(findings, Note, "database", lines(client, LIMITS, &[])?);
-    if servers.sessions() == Sessions::SetOwn && servers.lends(servers.connect_for_long()?) {
-        let line = "a pooler lends its sessions for one transaction each: userd needs DB_PREPARED=false";
-        add(findings, Problem, "database", [line]);
+    // Bounds the wait for a lock, which the session of a migration does not. A pooler would lend the setting to other clients.
+    if servers.sessions().keep_settings() {
+        client.batch_execute("set lock_timeout = '2s'")?;
     }
-    let missing = migrations.missing(&servers, client, false);
-    hazards(&servers, client, missing.is_ok(), findings)?;
+    let row = client.query_typed_one(VERSION_AND_ENCODING, &[])?;
+    let (version, encoding): (String, String) = (row.get(0), row.get(1));
+    let connected = [format!("connected to {}", servers.target), format!("PostgreSQL {version}")];
+    add_findings(findings, Fine, "database", connected);
+    let line = format!("its encoding is {encoding}, not UTF8: names and addresses that do not fit get 500");
+    add_findings(findings, Note, "database", (encoding != "UTF8").then_some(line));
+    let missing = migrations.find_missing(&servers, client, false);
+    add_hazards(&servers, client, missing.is_ok(), findings)?;
     match missing {
-        Err(line) => add(findings, Problem, "migrations", [line]),
+        Err(line) => add_findings(findings, Problem, "migrations", [line]),
         Ok(Some(names)) => {
             let (weight, what) = match (names.is_empty(), config.migrate) {
                 (true, _) => (Problem, "the database has others than this userd"),
                 (false, true) => (Note, "a start applies what is missing"),
                 (false, false) => (Problem, "`userd migrate` applies what is missing"),
             };
-            add(findings, weight, "migrations", [format!("{what}: {}", names.join(", "))]);
+            add_findings(findings, weight, "migrations", [format!("{what}: {}", names.join(", "))]);
             if config.migrate {
-                let blocked = lines(client, MIGRATION_OBSTACLES, &[(&migrations.made(), Type::TEXT_ARRAY)])?;
-                add(findings, Problem, "privileges", blocked);
-                add(findings, Problem, "migrations", refuse_one_session(&servers, client).err());
+                let names = migrations.created_names();
+                let obstacles = query_lines(client, MIGRATION_OBSTACLES, &[(&names, Type::TEXT_ARRAY)])?;
+                add_findings(findings, Problem, "privileges", obstacles);
+                add_findings(findings, Problem, "migrations", refuse_one_session(&servers, client).err());
             }
         }
         Ok(None) => {
-            add(findings, Fine, "migrations", ["all are applied"]);
-            add(findings, Note, "schema", unused(client)?);
-            // Ends here after a finding about the tables: every create fails then, or no trigger fires, and further
+            add_findings(findings, Fine, "migrations", ["all are applied"]);
+            add_findings(findings, Note, "schema", unused_schemas(client)?);
+            // Stops after a finding about the tables: every create fails then, or no trigger fires, and further
             // findings would hide the only remedy.
             if !findings.iter().any(|finding| finding.subject == "tables") {
-                findings.extend(serve(client, &migrations, options)?);
+                findings.extend(examine_service(client, &migrations, options)?);
             }
         }
     }
@@ -185,22 +173,25 @@ fn examine(config: &Config, options: Options, findings: &mut Vec<Finding>) -> Re
 }
 
 /// Returns the findings of a database that has all migrations.
-fn serve(client: &mut Client, migrations: &Migrations, options: Options) -> Result<Vec<Finding>, Error> {
-    let mut findings = trial::run(client, migrations, options.changes)?;
+fn examine_service(
+    client: &mut Client,
+    migrations: &Migrations,
+    options: Options,
+) -> Result<Vec<Finding>, Error> {
+    let mut findings = trial::try_service(client, migrations, options.changes)?;
     if findings.is_empty() {
-        let fine = "creates, reads, changes and deletes do what they should";
-        add(&mut findings, Fine, "service", [fine]);
+        let line = "creates, reads, changes and deletes do what they should";
+        add_findings(&mut findings, Fine, "service", [line]);
     }
     for row in client.query_typed(HASH_READERS, &[])? {
         let weight = if row.get(1) { Problem } else { Note };
-        add(&mut findings, weight, "privileges", [row.get::<_, String>(0)]);
+        add_findings(&mut findings, weight, "privileges", [row.get::<_, String>(0)]);
     }
     if options.counts {
         match counts::compare(client) {
-            Ok(line) => add(&mut findings, Fine, "tables", [line]),
-            Err(line) => add(&mut findings, Problem, "tables", [line]),
+            Ok(line) => add_findings(&mut findings, Fine, "tables", [line]),
+            Err(line) => add_findings(&mut findings, Problem, "tables", [line]),
         }
-        add(&mut findings, Problem, "tables", lines(client, UNNORMALIZED_ADDRESSES, &[])?);
     }
     Ok(findings)
 }

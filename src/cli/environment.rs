@@ -38,7 +38,6 @@ pub fn set_variables(args: &mut Args) -> Result<(), Failure> {
 pub fn config(args: &Args) -> Result<Config, ConfigError> {
     let mut config = Config::from_vars(lookup(args))?;
     let user = crate::private_postgres::User::with_uid(nix::unistd::Uid::effective().as_raw());
-    config.find_pooler = lookup(args)("DB_PREPARED").is_none();
     config.os_user = user.map(|user| user.name);
     config.migrate = args.value(commands::MIGRATE).is_none_or(|value| value == "on");
     Ok(config)

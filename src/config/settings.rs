@@ -78,7 +78,7 @@ pub const SETTINGS: &[Setting] = &[
     setting("DB_ACQUIRE_TIMEOUT", Scope::Machine, |c, text| seconds(&mut c.db_acquire_timeout, text, 0.001),
         "Seconds that a request waits for a free connection"),
     setting("DB_PREPARED", Scope::Machine, |c, text| word(&mut c.db_prepared, text, &["true", "false"]),
-        "`false` behind a pooler in transaction mode: sessions hold no state; unset, a start looks for one"),
+        "`false` behind a pooler in transaction mode: sessions hold no state; otherwise a start looks for one"),
     setting("PGPASSWORD", Scope::Database, |c, text| secret(&mut c.pg_password, text),
         "Database password if the settings above have none"),
     setting("HOST", Scope::Machine, |c, text| host(&mut c.host, text),

@@ -1,5 +1,5 @@
-//! A way out of an async runtime. The synchronous PostgreSQL client runs a small runtime of its own, and a
-//! runtime must not be started within another one's task. Knows nothing of what is run.
+//! Calls blocking code from an async task. The synchronous PostgreSQL client runs a tokio runtime of its own, which must not be
+//! started within a task of another runtime.
 
 use std::{panic::resume_unwind, thread};
 

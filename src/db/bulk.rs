@@ -1,5 +1,5 @@
-//! Statements that read or write many users at once: one snapshot for an export; for an import a temporary table of
-//! staged users, a look for addresses and ids that are taken, and one insert.
+//! Statements of exports and imports. An export reads all users from one snapshot. An import stages its users in a temporary table,
+//! removes those whose address or id is taken, and stores the others with one insert.
 
 use super::rows::user;
 use crate::users::password::PasswordHash;
@@ -11,28 +11,28 @@ use postgres::{Client, Error, IsolationLevel, Row, Transaction};
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 
-/// Lifts the limits of the role, as bulk statements take long, and allows sequential scans, which the sessions of
-/// a service avoid. JIT is off because compiling takes longer than it saves. A setting that the server's version
-/// lacks is left out.
+/// Lifts the limits of the role for the transaction, because bulk statements take long, and allows sequential scans. Turns JIT off,
+/// because compiling takes longer than it saves. Leaves out the settings that the server's version does not have.
 const SETTINGS: &str = "
     select set_config(name, value, true)
     from pg_settings join (values ('statement_timeout', '0'), ('lock_timeout', '0'), ('jit', 'off'),
         ('idle_in_transaction_session_timeout', '0'), ('transaction_timeout', '0'),
         ('enable_seqscan', 'on'), ('enable_bitmapscan', 'on')) as needed (name, value) using (name)";
 
-const STAGE: &str = "
+/// Makes the table of staged users, which ends with the transaction.
+const CREATE_STAGE: &str = "
     create temporary table pg_temp.userd_import (
         line bigint, id bigint, password_hash text, created_at timestamptz, updated_at timestamptz,
         name text, email text
     ) on commit drop";
 
-/// Stages rows by an insert: some poolers wait forever for the answer to a COPY of the extended protocol.
+/// Stages users. Uses an insert, because some poolers wait for ever for the answer to a COPY of the extended protocol.
 const STAGE_ROWS: &str = "
     insert into pg_temp.userd_import
     select * from jsonb_populate_recordset(null::pg_temp.userd_import, cast($1 as jsonb))";
 
-/// Stores the staged users in the order of their lines, which is the order in which they were staged, and their hashes.
-/// A user without an id gets the next one. For the position, see `CREATE_MANY`: a trigger may change each value.
+/// Stores the staged users, in the order of their lines, and their hashes. A user without an id gets the next id. The setting
+/// `userd.position` tells which line a stored row is from, as in `CREATE_MANY`: a trigger may have changed all values of the row.
 const STORE: &str = "
     with created as (
         insert into users (created_at, updated_at, name, email)
@@ -53,8 +53,8 @@ const STORE: &str = "
     )
     select count(*) from stored";
 
-/// Moves the sequence of ids past the staged ones. Up to 1000 ids are drawn one by one: other sessions draw fewer while
-/// the statement runs, so setting the sequence to an id that is further away never sets it back.
+/// Moves the sequence of ids past the staged ids. Draws up to 1000 ids one by one, because other sessions may draw ids meanwhile and
+/// setting the sequence could set it back. Sets it if it is further behind, as no session draws 1000 ids in that time.
 const RESERVE_IDS: &str = "
     select case
             when behind > 1000 then setval(sequence, largest)
@@ -67,9 +67,9 @@ const RESERVE_IDS: &str = "
             from pg_temp.userd_import offset 0
         ) as staged";
 
-/// Removes the staged lines whose address or id an earlier line has (`first`) or a stored user (`first` is null). A line
-/// is listed once: its address before its id, an earlier line before a stored user. $1: the most lines; the last column
-/// counts all of them.
+/// Removes the staged lines whose address or id is taken, and returns the first $1 of them. `first` is the earlier line that has the
+/// value, or null for a stored user. A line is returned once: for its address rather than its id, and for an earlier line rather
+/// than a stored user. The last column is the number of all removed lines.
 const REMOVE_TAKEN: &str = r#"
     with taken as materialized (
         select distinct on (line) line, is_id, first from (
@@ -83,7 +83,7 @@ const REMOVE_TAKEN: &str = r#"
             union all
             select line, true, null from pg_temp.userd_import where exists (
                 select from users where users.id = userd_import.id)
-        ) as found
+        ) as clashes
         where first is null or first < line
         order by line, is_id, first
     ), removed as (
@@ -91,11 +91,12 @@ const REMOVE_TAKEN: &str = r#"
     )
     select line, first, is_id, count(*) over () from taken order by line limit $1"#;
 
+/// Removes the staged lines whose address a stored user has.
 const SKIP_EXISTING: &str = r#"
     delete from pg_temp.userd_import where exists (
         select from users where lower(users.email::text collate "C") = lower(userd_import.email collate "C"))"#;
 
-/// Begins a transaction without the limits of the role. `first` is executed in it.
+/// Begins a transaction without the limits of the role, and executes the statements `first` in it.
 fn begin_transaction<'a>(
     client: &'a mut Client,
     only_reads: bool,
@@ -108,8 +109,8 @@ fn begin_transaction<'a>(
     Ok(transaction)
 }
 
-/// Begins a transaction that reads all users. The rows come by the index of ids: a sort would hold all of them on the
-/// server's disk before the first one is sent.
+/// Begins a transaction that reads all users. Has the server read the index of ids: a sort would write all users to its disk before it
+/// sends the first one.
 pub fn begin_export(client: &mut Client) -> Result<Transaction<'_>, Error> {
     begin_transaction(
         client,
@@ -118,12 +119,13 @@ pub fn begin_export(client: &mut Client) -> Result<Transaction<'_>, Error> {
     )
 }
 
-/// Begins the transaction of an import, of which nothing is left if the session ends before its commit.
+/// Begins the transaction of an import. If the session ends before the commit, nothing of the import is left.
 pub fn begin_import(client: &mut Client) -> Result<Transaction<'_>, Error> {
-    begin_transaction(client, false, STAGE)
+    begin_transaction(client, false, CREATE_STAGE)
 }
 
-/// Calls `each` with every user by id, and with the hash of the password if `with_hashes` is set and there is one.
+/// Calls `each` for every user, in the order of ids, with the hash of the password if `with_hashes` is set and there is one. Stops at
+/// the first error.
 pub fn each_user<E: From<Error>>(
     transaction: &mut Transaction,
     with_hashes: bool,
@@ -135,7 +137,7 @@ pub fn each_user<E: From<Error>>(
     } else {
         "select id, name, email, created_at, updated_at, version, null as password_hash from users order by id"
     };
-    // Rows are handled as they arrive; the server waits while `each` takes time.
+    // Reads row by row, so that memory does not grow with the number of users.
     let mut rows = transaction.query_typed_raw(sql, Vec::<(i64, Type)>::new())?;
     while let Some(row) = rows.next()? {
         each(user(&row, None)?, row.try_get("password_hash")?)?;
@@ -143,27 +145,27 @@ pub fn each_user<E: From<Error>>(
     Ok(())
 }
 
-/// A user to be staged.
+/// A user of a file that is imported.
 pub struct StagedUser {
-    /// The number of the line.
+    /// The number of the user's line.
     pub line: i64,
-    /// The id that the file gives, if it is to be kept.
+    /// The id in the file, if the import keeps ids.
     pub id: Option<i64>,
     /// The hash of the password.
     pub hash: Option<PasswordHash>,
-    /// Time at which the record was created, if the file has it.
+    /// The time of the creation, if the file has it.
     pub created_at: Option<OffsetDateTime>,
-    /// Time of the last change, if the file has it.
+    /// The time of the last change, if the file has it.
     pub updated_at: Option<OffsetDateTime>,
-    /// Fields that a body may have, without the password.
+    /// The name and address of the user.
     pub new: NewUser,
 }
 
-/// The staged lines that were removed, as their address or id is taken.
+/// The staged lines that were removed because their address or id is taken.
 pub struct Removed {
-    /// Number of lines that were skipped because a stored user has their address.
+    /// The number of lines that were skipped because a stored user has their address.
     pub existing: u64,
-    /// Number of lines that are refused because their address or id is taken.
+    /// The number of lines that are refused because their address or id is taken.
     pub taken: u64,
     /// The first lines that are refused.
     pub first: Vec<Taken>,
@@ -173,13 +175,13 @@ pub struct Removed {
 pub struct Taken {
     /// The number of the line.
     pub line: i64,
-    /// The earlier line that has the value; `None`: a stored user.
+    /// The earlier line that has the address or id. `None` if a stored user has it.
     pub earlier: Option<i64>,
-    /// True if the value is the id.
+    /// True if the id is taken, false if the address is.
     pub is_id: bool,
 }
 
-/// Stages users. 2000 users per insert are the quickest.
+/// Stages users with one statement, which is quickest with some 2000 users.
 pub fn stage(import: &mut Transaction, users: &[StagedUser]) -> Result<(), Error> {
     let row = |StagedUser { line, id, hash, created_at, updated_at, new }: &StagedUser| {
         let NewUser { name, email, password: _ } = new;
@@ -198,10 +200,10 @@ pub fn stage(import: &mut Transaction, users: &[StagedUser]) -> Result<(), Error
     Ok(())
 }
 
-/// Removes the staged lines whose address is stored already, if it `skips_existing`, and those whose address or id is taken;
-/// lists at most `limit` of these.
+/// Removes the staged lines whose address or id is taken, and returns the first `limit` of them. If `skips_existing` is set, the lines
+/// whose address a stored user has are skipped, not refused.
 pub fn remove_taken(import: &mut Transaction, skips_existing: bool, limit: i64) -> Result<Removed, Error> {
-    // Collects statistics, which the server does not do by itself for a temporary table.
+    // Collects statistics, because the server does not do so by itself for a temporary table.
     import.batch_execute("analyze pg_temp.userd_import")?;
     let existing = if skips_existing { import.execute_typed(SKIP_EXISTING, &[])? } else { 0 };
     let rows = import.query_typed(REMOVE_TAKEN, &[(&limit, Type::INT8)])?;
@@ -210,12 +212,10 @@ pub fn remove_taken(import: &mut Transaction, skips_existing: bool, limit: i64) 
     Ok(Removed { existing, taken, first: rows.iter().map(line).collect() })
 }
 
-/// Stores the staged users, with the ids of their lines if `keep_ids` is set, and their hashes. Returns the number of users
-/// that were stored.
+/// Stores the staged users and their hashes, with the ids of the file if `keep_ids` is set. Returns the number of stored users.
 pub fn store(import: &mut Transaction, keep_ids: bool) -> Result<u64, Error> {
     if keep_ids {
-        // The sequence moves before the users are stored, so that no other session draws one of their ids. A rollback does
-        // not undo it.
+        // Moves the sequence first, so that no other session draws an id of the file. A rollback does not move it back.
         import.query_typed(RESERVE_IDS, &[])?;
     }
     Ok(import.query_typed_one(STORE, &[])?.try_get::<_, i64>(0)?.unsigned_abs())

@@ -1,37 +1,37 @@
 //! Findings about a database: what makes a service unsafe or fails its requests, each with the statement that mends it and
-//! leaves other programs alone. A start warns of them, and `userd check` prints them: both ask here.
+//! leaves other programs alone. A start logs these findings, and `userd check` prints them.
 
 use super::connect::{POOLER_LENDS, Servers, Sessions};
-use super::session::lines;
+use super::session::query_lines;
 use super::{TABLES, settings};
 use postgres::{Client, Error, types::Type};
 
-/// Meaning of a finding for a start.
+/// How much a finding matters to a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display)]
 #[strum(serialize_all = "lowercase")]
 pub enum Weight {
-    /// Correct.
+    /// The service has what it needs.
     #[strum(serialize = "ok")]
     Fine,
-    /// Worth knowing.
+    /// The service works; the operator may want to know the line.
     Note,
     /// The service would not start, or would fail requests.
     Problem,
 }
 
-/// A line about a database.
+/// A line about a database or a configuration.
 #[derive(Debug)]
 pub struct Finding {
-    /// The meaning of the finding for a start.
+    /// How much the finding matters to a service.
     pub weight: Weight,
-    /// The subject of the finding in a word.
+    /// The subject of the line in one word, such as `database` or `privileges`.
     pub subject: &'static str,
-    /// The line, with the remedy for a problem.
+    /// The text of the line, with the remedy if the finding is a problem.
     pub line: String,
 }
 
-/// Schemas in which names are looked up and in which roles beside the owner of the tables may create, with the statement
-/// that ends that.
+/// Returns a line for each role that may create in a schema of the search_path and does not own the tables, with the statement that
+/// takes the right away. What such a role creates may be found instead of userd's tables and functions.
 const OPEN_SCHEMAS: &str = "\
     select format('other roles may create tables and functions in the schema %1$s: \
             revoke create on schema %1$I from %2$s', nspname, \
@@ -45,8 +45,9 @@ const OPEN_SCHEMAS: &str = "\
             (select oid from pg_roles where rolname = current_user)) \
     order by 1";
 
-/// Obstacles that keep the role from applying migrations, with the statement that ends each. $1: names of what they make. If a schema of the search_path has a
-/// history that the role may not read, that comes first: it may be userd's, and other tables would be without its users.
+/// Returns what keeps the role from applying migrations, with the statement that removes each obstacle. $1: names of the tables,
+/// indexes and functions that the migrations create. A history in the search_path that the role may not read is named instead of
+/// a missing right to create tables: the history may be userd's, and a second set of tables would lack its users.
 pub const MIGRATION_OBSTACLES: &str = "\
     select case when pg_is_in_recovery() then 'it is a standby: DATABASE_URL has to name the primary' else \
         format('it takes no changes: `begin read write; alter role %I in database %I \
@@ -80,8 +81,8 @@ pub const MIGRATION_OBSTACLES: &str = "\
         union all select tableoid::oid, oid, proowner from pg_proc where oid = to_regprocedure(name || '()')::oid \
     ) as objects where not pg_has_role(owner, 'USAGE') having count(*) > bigint '0'";
 
-/// Columns, rules and settings that fail creates or leave them uncounted, with the ways out. A rule that another program needs
-/// stays if userd goes into another schema. $1: names of tables.
+/// Returns the columns and rules that fail creates, and the setting that leaves creates uncounted, each with its remedy. $1: names
+/// of tables. If another program needs a rule, the remedy is another schema for userd.
 const ADDED_RULES: &str = "\
     with ours as ( \
         select oid, relname, format('%I.%I', current_schema(), relname) as qualified \
@@ -104,7 +105,7 @@ const ADDED_RULES: &str = "\
         `alter role %I in database %I set session_replication_role = origin`', session_user, current_database()) \
     where current_setting('session_replication_role') = 'replica'";
 
-/// Tables of which the role does not see all rows. $1: names of tables.
+/// Returns a line for each of the tables $1 of which the role does not see all rows, with the statement that shows them.
 pub const ROW_SECURITY: &str = "\
     select format('row-level security hides rows of %s from the role, and totals are those of all rows: `%s`', name, \
         case when pg_has_role(relowner, 'USAGE') \
@@ -113,38 +114,34 @@ pub const ROW_SECURITY: &str = "\
     from unnest($1::text[]) name join pg_class on oid = to_regclass(name)::oid \
     where row_security_active(oid)";
 
-/// Adds the findings that a start warns of, up to a question that the catalog does not answer. `are_ours`: the tables, if there are some, are userd's. Rows, columns and
-/// rules of other programs' tables are not looked at.
-pub fn hazards(
+/// Adds the findings that a start logs. Stops at an error of the catalog. Columns, rules and rows of the tables are looked at only
+/// if the tables `are_ours`, as other programs may have tables of these names.
+pub fn add_hazards(
     servers: &Servers,
     client: &mut Client,
     are_ours: bool,
     findings: &mut Vec<Finding>,
 ) -> Result<(), Error> {
-    add(
-        findings,
-        Weight::Note,
-        "database",
-        (servers.sessions() == Sessions::FoundLent).then_some(POOLER_LENDS),
-    );
-    // Compares the settings only if the tables are userd's, because one setting names the schema in use as the right
-    // one.
+    let line = (servers.sessions() == Sessions::FoundLent).then_some(POOLER_LENDS);
+    add_findings(findings, Weight::Note, "database", line);
+    // Compares the settings only if the tables are userd's, because one of the lines says that the schema in use is the
+    // right one.
     if !servers.sessions().keep_statements() && are_ours {
-        let lacking = settings::lacking(client, servers.statement_timeout())?;
-        add(findings, Weight::Problem, "settings", lacking);
+        let lacking = settings::find_lacking(client, servers.statement_timeout())?;
+        add_findings(findings, Weight::Problem, "settings", lacking);
     }
-    add(findings, Weight::Problem, "schema", lines(client, OPEN_SCHEMAS, &[])?);
+    add_findings(findings, Weight::Problem, "schema", query_lines(client, OPEN_SCHEMAS, &[])?);
     if are_ours {
-        for statement in [ROW_SECURITY, ADDED_RULES] {
-            let found = lines(client, statement, &[(&TABLES, Type::TEXT_ARRAY)])?;
-            add(findings, Weight::Problem, "tables", found);
+        for sql in [ROW_SECURITY, ADDED_RULES] {
+            let lines = query_lines(client, sql, &[(&TABLES, Type::TEXT_ARRAY)])?;
+            add_findings(findings, Weight::Problem, "tables", lines);
         }
     }
     Ok(())
 }
 
 /// Adds a finding for each line.
-pub fn add(
+pub fn add_findings(
     findings: &mut Vec<Finding>,
     weight: Weight,
     subject: &'static str,

@@ -23,11 +23,11 @@ pub mod tls;
 /// The tables that a service writes.
 pub const WRITTEN: &[&str] = &["users", "credentials", "idempotency_keys"];
 
-/// The tables that a service reads, and the functions of the tables that it writes.
+/// The tables that the statements of a service read. The triggers of its tables read no further ones.
 pub const TABLES: &[&str] = &[WRITTEN[0], WRITTEN[1], WRITTEN[2], "user_counts", migrate::HISTORY];
 
 pub use pool::Pool;
 pub use sqlstate::{Failure, explain};
+pub(crate) use sqlstate::{is_caused_by_rows, is_caused_by_value, none_if_untranslatable};
 #[cfg(feature = "command")]
-pub use sqlstate::{is_denied, is_read_only, is_transient, violated_constraint};
-pub(crate) use sqlstate::{is_of_rows, is_of_value, none_if_untranslatable};
+pub use sqlstate::{is_denied, is_read_only, is_transient, lacks_unique_index, violated_constraint};

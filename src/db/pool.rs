@@ -1,4 +1,4 @@
-//! The pool of sessions: how a session is taken, opened and replaced, and when a statement is executed again.
+//! The pool of sessions: takes, opens and replaces sessions, and executes statements, some of them again if a session was broken.
 
 use super::blocking::outside_of_runtimes;
 use super::connect::{ConnectError, POOLER_LENDS, Servers};
@@ -14,10 +14,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// A pool of sessions.
+/// The sessions in which the statements of a service are executed.
 pub struct Pool {
-    /// `None` once `drop` has taken it.
-    sessions: Option<r2d2::Pool<Manager>>,
+    /// The sessions. `None` once `drop` has taken them.
+    sessions: Option<r2d2::Pool<SessionManager>>,
     servers: Arc<Servers>,
     acquire_timeout: Duration,
     /// The longest time that a statement may take.
@@ -25,42 +25,42 @@ pub struct Pool {
     figures: Arc<Figures>,
 }
 
-/// Counts of waits for sessions, and of statements that were executed again.
+/// Counters of waits for a session, and of statements that were executed again.
 #[derive(Debug, Default)]
 struct Figures {
-    /// Waits for a session.
+    /// How often a request has waited for a session.
     waits: AtomicU64,
-    /// Waits for a session that timed out.
+    /// How often no session became free in time.
     timeouts: AtomicU64,
-    /// Statements that were executed again because a connection broke.
+    /// How often a statement was executed again because its connection had ended.
     broken: AtomicU64,
-    /// Statements that were executed again because the session was too old.
+    /// How often a statement was executed again because its session was of no use any more.
     stale: AtomicU64,
 }
 
 impl Pool {
-    /// Returns the pool of a service. It opens its sessions in the background: this does not block and does not fail.
+    /// Returns the pool of a service. Does not block and does not fail, because a thread opens the sessions in the background.
     pub fn new(servers: Arc<Servers>, config: &Config) -> Pool {
-        /// The longest time until the pool has sessions again once the database is back: r2d2 waits at most half of it
-        /// between two tries to connect.
-        const RETRY_WITHIN: Duration = Duration::from_secs(1);
+        /// The longest time that the pool takes to connect after the database is back: r2d2 pauses at most half of this
+        /// time between two tries.
+        const MAX_RECONNECT_TIME: Duration = Duration::from_secs(1);
         let statement_timeout = servers.statement_timeout();
         let figures = Arc::<Figures>::default();
-        let log = LogConnectError { pool: Arc::downgrade(&figures), last: Mutex::default() };
-        let manager =
-            Manager { servers: servers.clone(), set_up: settings::statements("set", statement_timeout) };
-        // One thread suffices: r2d2's default of three is for pools that reconnect in bulk.
+        let log = ConnectErrorLog { pool: Arc::downgrade(&figures), last: Mutex::default() };
+        let set_up = settings::statements("set", statement_timeout);
+        let manager = SessionManager { servers: servers.clone(), set_up };
+        // Takes one thread: r2d2's default of three threads is for pools that often open many sessions.
         let threads = ScheduledThreadPool::builder()
             .num_threads(1)
             .thread_name_pattern("pool-{}")
-            // A drop discards r2d2's look for idle connections, which is scheduled every 30 s: the thread would
-            // outlive the pool until then.
+            // Discards a scheduled look of r2d2 for idle connections when the pool is dropped: the thread would otherwise
+            // live until that look, for up to 30 s.
             .on_drop_behavior(OnPoolDropBehavior::DiscardPendingScheduled)
             .build();
         let sessions = r2d2::Pool::builder()
             .max_size(config.db_pool_size)
             .test_on_check_out(false)
-            .connection_timeout(RETRY_WITHIN)
+            .connection_timeout(MAX_RECONNECT_TIME)
             .thread_pool(Arc::new(threads))
             .error_handler(Box::new(log))
             .build_unchecked(manager);
@@ -68,14 +68,16 @@ impl Pool {
         Pool { sessions, servers, acquire_timeout, statement_timeout, figures }
     }
 
-    /// Returns the rows of a statement; of a read if there is no `deadline`, else of a change for a request that ends
-    /// then. A change is sent only while the statement time-out is left until then, so that it has ended before the
-    /// request is answered 503; else [`Error::Unavailable`]. If the session breaks, a read is executed once more on a
-    /// new one, and a change only if the server has certainly not executed it; [`Error::Unavailable`] if that breaks, too.
+    /// Executes a statement and returns its rows. With a `deadline`, the statement is a change for a request that has to be answered by
+    /// then; without it, the statement is a read.
     ///
-    /// Blocks for a free connection up to the acquire time-out, then [`Error::Unavailable`]; and for an answer, as
-    /// which the database sends [`Error::Unavailable`] after the statement time-out. [`Failure::Contended`] if a lock was
-    /// not granted within the lock time-out.
+    /// A change is sent only if the statement time-out ends before the deadline, so that the change has ended before the request is
+    /// answered 503. If the session breaks, a read is executed once more in a new session, and a change only if the server has
+    /// certainly not executed it.
+    ///
+    /// Blocks for a free session up to the acquire time-out, then for the statement up to the statement time-out. Fails with
+    /// [`Error::Unavailable`] if one of these is over, if a change is too late, or if a second session breaks; with
+    /// [`Failure::Contended`] if a lock was not granted within the lock time-out.
     pub fn execute(
         &self,
         sql: &'static str,
@@ -84,7 +86,7 @@ impl Pool {
     ) -> Result<Vec<Row>, Failure> {
         let mut is_repeated = false;
         loop {
-            let mut session = self.session()?;
+            let mut session = self.take_session()?;
             if deadline.is_some() && !session.is_alive() {
                 self.servers.epoch.end(session.epoch);
                 self.figures.broken.fetch_add(1, Ordering::Relaxed);
@@ -92,8 +94,7 @@ impl Pool {
             }
             let prepared = session.prepare(sql, params);
             let is_late = |deadline| Instant::now() + self.statement_timeout > deadline;
-            // The deadline is checked after the statement is prepared, as preparing it may have waited for the
-            // server.
+            // Checks the deadline after the statement is prepared, because preparing it may have waited for the server.
             if prepared.is_ok() && deadline.is_some_and(is_late) {
                 return Err(Error::Unavailable("a change could not be sent in time".into()).into());
             }
@@ -103,8 +104,8 @@ impl Pool {
             };
             let is_stale = match failure.consequence {
                 Consequence::Outdated => true,
-                Consequence::OfAnotherSession => {
-                    if self.servers.learn(true) {
+                Consequence::Lent => {
+                    if self.servers.record_lent(true) {
                         log::warn!("{POOLER_LENDS} from now on");
                     }
                     true
@@ -114,7 +115,7 @@ impl Pool {
             };
             let is_broken = failure.consequence == Consequence::Broken;
             if is_stale || is_broken {
-                // The epoch ends, so that this session and all older ones are replaced.
+                // Ends the epoch, so that this session and all older sessions are replaced.
                 self.servers.epoch.end(session.epoch);
             }
             drop(session);
@@ -129,7 +130,7 @@ impl Pool {
         }
     }
 
-    /// Writes the figures; `lock_retries`: how often a statement that met a lock was executed again.
+    /// Writes the figures of the sessions. `lock_retries` is how often a statement that met a lock was executed again.
     pub fn write_figures(&self, text: &mut Text, lock_retries: u64) {
         let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let r2d2::State { connections: open, idle_connections: idle, .. } = self.sessions().state();
@@ -151,11 +152,13 @@ impl Pool {
         text.value(&[("reason", "session")], get(&self.figures.stale));
     }
 
-    fn sessions(&self) -> &r2d2::Pool<Manager> {
+    /// Returns the pool of r2d2.
+    fn sessions(&self) -> &r2d2::Pool<SessionManager> {
         self.sessions.as_ref().expect("only drop takes it")
     }
 
-    fn session(&self) -> Result<PooledConnection<Manager>, Error> {
+    /// Takes a session of the current epoch from the pool. Blocks up to the acquire time-out.
+    fn take_session(&self) -> Result<PooledConnection<SessionManager>, Error> {
         let deadline = Instant::now() + self.acquire_timeout;
         loop {
             let session = match self.sessions().try_get() {
@@ -169,14 +172,14 @@ impl Pool {
                     })?
                 }
             };
-            if session.epoch == self.servers.epoch.now() {
+            if session.epoch == self.servers.epoch.current() {
                 return Ok(session);
             }
         }
     }
 }
 
-/// Drops the sessions outside of any async runtime: the pool may be dropped in an async task.
+/// Drops the sessions outside of any async runtime, because the pool may be dropped in an async task.
 impl Drop for Pool {
     fn drop(&mut self) {
         let sessions = self.sessions.take();
@@ -184,13 +187,14 @@ impl Drop for Pool {
     }
 }
 
-/// Opens sessions, and tells r2d2 which are to be replaced.
-struct Manager {
+/// Opens sessions for r2d2, and tells it which sessions it has to replace.
+struct SessionManager {
     servers: Arc<Servers>,
+    /// The statements that set up a new session.
     set_up: String,
 }
 
-impl ManageConnection for Manager {
+impl ManageConnection for SessionManager {
     type Connection = Session;
     type Error = ConnectError;
 
@@ -198,26 +202,28 @@ impl ManageConnection for Manager {
         self.servers.connect(&self.set_up)
     }
 
-    /// Accepts every session. r2d2 does not ask, as a check at each checkout would cost a round trip.
+    /// Accepts every session. r2d2 never calls this here, because a check of each session that is taken would cost a round trip.
     fn is_valid(&self, _: &mut Session) -> Result<(), ConnectError> {
         Ok(())
     }
 
+    /// Returns true if a session that is given back has to be replaced.
     fn has_broken(&self, session: &mut Session) -> bool {
-        let is_old = session.epoch != self.servers.epoch.now();
+        let is_old = session.epoch != self.servers.epoch.current();
         is_old || session.connection.is_closed()
     }
 }
 
-/// Logs failed connects, at most one a second, as each session of the pool tries twice a second. Logs nothing once the pool
-/// is dropped.
+/// Logs failed connects: at most one a second, as each session of the pool tries twice a second, and none after the pool is dropped.
 #[derive(Debug)]
-struct LogConnectError {
+struct ConnectErrorLog {
+    /// A part of the pool, which shows whether the pool is dropped.
     pool: Weak<Figures>,
+    /// The time of the last line.
     last: Mutex<Option<Instant>>,
 }
 
-impl r2d2::HandleError<ConnectError> for LogConnectError {
+impl r2d2::HandleError<ConnectError> for ConnectErrorLog {
     fn handle_error(&self, error: ConnectError) {
         let mut last = self.last.lock();
         let is_first = last.is_none_or(|last| last.elapsed() >= Duration::from_secs(1));

@@ -1,4 +1,4 @@
-//! Rows with users. Each statement that returns users has the columns of the table `users`, in whatever order.
+//! Reads users from rows. Each statement that returns users has the columns of the table `users`, in any order.
 
 use crate::error::Error;
 use crate::users::password::PasswordHash;
@@ -6,7 +6,7 @@ use crate::users::relation::{Loader, Relation};
 use crate::users::user::{Credential, User};
 use postgres::{Row, types::FromSql};
 
-/// Reads the user of a row. `lazy` loads the credential on access.
+/// Returns the user in a row. `lazy` loads the credential of the user on access.
 pub fn user<'a, T: FromSql<'a>>(
     row: &'a Row,
     lazy: Option<Loader<Credential>>,
@@ -23,7 +23,7 @@ pub fn user<'a, T: FromSql<'a>>(
     })
 }
 
-/// Reads the credential of a row, if there is one.
+/// Returns the credential in a row, or `None` if the hash is null.
 pub fn credential(row: &Row) -> Result<Option<Credential>, Error> {
     let hash: Option<String> = row.try_get("password_hash")?;
     Ok(hash.map(|hash| Credential { password_hash: PasswordHash::from_phc(hash) }))

@@ -1,4 +1,4 @@
-//! One connection with the statements that were prepared on it, and what a failed statement means for both.
+//! A connection with its prepared statements, and what a failed statement says about the connection.
 
 use super::sqlstate::{Consequence, Failure};
 use postgres::fallible_iterator::FallibleIterator;
@@ -6,47 +6,48 @@ use postgres::types::{ToSql, Type};
 use postgres::{Client, Row, Statement};
 use std::time::{Duration, Instant};
 
-/// A parameter and its type.
+/// The value of a parameter of a statement, and its type.
 pub type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
-/// One connection, and the statements that were prepared on it.
+/// A connection, and the statements that were prepared on it.
 pub(super) struct Session {
-    // The client is dropped before the statements: a statement whose client lives sends a message when it is
-    // dropped.
+    // Declared first, so that it is dropped before the statements: a statement that is dropped while its client lives
+    // sends a message to the server.
     pub(super) connection: Client,
-    /// Prepared statements by text: a handful, so a scan beats a hash. `None` if the next statement may meet
-    /// another server process.
+    /// Prepared statements by text. There are few, so that a scan is quicker than a map. `None` if a pooler lends the
+    /// session, so that the next statement may meet another server process.
     pub(super) statements: Option<Vec<(&'static str, Statement)>>,
-    /// The epoch in which the connection was opened.
+    /// The epoch in which the connection was opened: see `Epoch`.
     pub(super) epoch: u64,
-    /// When the server answered last.
-    pub(super) answered: Instant,
+    /// The time of the server's last answer.
+    pub(super) last_answer_at: Instant,
 }
 
-/// Why a statement has no result.
+/// The failure of a statement in a session.
 #[derive(Debug)]
 pub(super) struct QueryFailure {
+    /// The consequence of the failure for the session.
     pub(super) consequence: Consequence,
-    /// True if the statement itself, not only its preparation, was sent. If the connection is broken then, the
-    /// server may have executed the statement.
+    /// True if the statement was sent, not only prepared. If the connection has ended then, the server may have executed
+    /// the statement.
     pub(super) sent: bool,
-    /// The reason for the client, unless the statement is executed again.
+    /// The failure as the client is told it, unless the statement is executed again.
     pub(super) failure: Failure,
 }
 
 impl Session {
-    /// Returns false if the server has ended the connection. Looks only if it was idle for a second, as a write on a
-    /// connection that has ended cannot be repeated. Blocks for a millisecond.
+    /// Returns false if the server has ended the connection. A change asks first, as a change that was sent on such a connection
+    /// cannot be repeated. Looks only if the connection was idle for a second, and blocks for a millisecond then.
     pub(super) fn is_alive(&mut self) -> bool {
         const IDLE: Duration = Duration::from_secs(1);
         const POLL_PAUSE: Duration = Duration::from_millis(1);
-        self.answered.elapsed() < IDLE
+        self.last_answer_at.elapsed() < IDLE
             || self.connection.notifications().timeout_iter(POLL_PAUSE).next().is_ok()
                 && !self.connection.is_closed()
     }
 
-    /// Prepares a statement on its first use; returns `None` if sessions keep no statements. Blocks for a round
-    /// trip the first time.
+    /// Returns the prepared statement with the text `sql`, or `None` if sessions keep no statements. The first call for a text
+    /// prepares the statement, and blocks for a round trip.
     pub(super) fn prepare(
         &mut self,
         sql: &'static str,
@@ -58,7 +59,7 @@ impl Session {
         }
         let types: Vec<Type> = params.iter().map(|(_, ty)| ty.clone()).collect();
         let prepared = self.connection.prepare_typed(sql, &types);
-        self.answered = Instant::now();
+        self.last_answer_at = Instant::now();
         match prepared {
             Ok(statement) => {
                 statements.push((sql, statement.clone()));
@@ -68,7 +69,7 @@ impl Session {
         }
     }
 
-    /// Returns all rows of a statement, prepared or not. Blocks for a round trip.
+    /// Executes a statement, prepared or not, and returns all of its rows. Blocks for a round trip.
     pub(super) fn query(
         &mut self,
         sql: &'static str,
@@ -80,18 +81,19 @@ impl Session {
             Some(statement) => self.connection.query(statement, &values()),
             None => self.connection.query_typed(sql, params),
         };
-        self.answered = Instant::now();
+        self.last_answer_at = Instant::now();
         rows.map_err(|error| self.failure(sql, true, &error))
     }
 
+    /// Returns the failure of a statement, of which the end of the connection is a part.
     fn failure(&self, sql: &'static str, sent: bool, error: &postgres::Error) -> QueryFailure {
         let consequence =
-            if self.connection.is_closed() { Consequence::Broken } else { Consequence::of(error) };
-        QueryFailure { consequence, sent, failure: Failure::of(sql, error) }
+            if self.connection.is_closed() { Consequence::Broken } else { Consequence::from_error(error) };
+        QueryFailure { consequence, sent, failure: Failure::from_statement(sql, error) }
     }
 }
 
-/// Returns the rows of a statement, each of which is a line.
-pub fn lines(client: &mut Client, sql: &str, params: &[Param]) -> Result<Vec<String>, postgres::Error> {
+/// Executes a statement whose rows are lines of text, and returns the lines. Blocks for a round trip.
+pub fn query_lines(client: &mut Client, sql: &str, params: &[Param]) -> Result<Vec<String>, postgres::Error> {
     Ok(client.query_typed(sql, params)?.iter().map(|row| row.get(0)).collect())
 }

@@ -1,4 +1,4 @@
-//! Meaning of the errors of the PostgreSQL client. The only module that compares SQLSTATEs.
+//! The meaning of errors of the PostgreSQL client. This is the only module that compares SQLSTATEs.
 //!
 //! | SQLSTATE | what it says | condition |
 //! |---|---|---|
@@ -10,32 +10,32 @@
 //! | 08xxx, 57Pxx, none | the session has ended | `Unavailable` for what was certainly not changed, else `Database` |
 //! | all others | | `Database` |
 //!
-//! Knows nothing of sessions and statuses.
+//! Knows nothing of sessions or of the statuses of answers.
 
 use crate::error::{Error, StartError};
 use postgres::error::{DbError, Severity};
 use std::{io, iter};
 
-/// Consequences of a failed statement for its session, and for executing it again.
+/// The consequence of a failed statement for its session, which decides if the statement may be executed again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Consequence {
-    /// The server ends the session, or has lost what belongs to it.
+    /// The session is at an end.
     Broken,
-    /// A prepared statement does not fit the tables any more: a new session can prepare it. Nothing was changed.
+    /// The prepared statement no longer fits the tables. A new session can prepare the statement. Nothing was changed.
     Outdated,
-    /// A prepared statement is missing, or its name is taken: a pooler has lent the session to another client, too. Nothing
-    /// was changed.
-    OfAnotherSession,
+    /// The prepared statement is missing, or its name is taken, because a pooler has lent the session to another client.
+    /// Nothing was changed.
+    Lent,
     /// This server takes no changes, as a standby does. Nothing was changed.
     ReadOnly,
-    /// Any other error: its reason is the statement, not the session. Nothing was changed.
+    /// The reason of the error is the statement, not the session. Nothing was changed.
     Statement,
 }
 
 impl Consequence {
-    pub(super) fn of(error: &postgres::Error) -> Consequence {
+    pub(super) fn from_error(error: &postgres::Error) -> Consequence {
         let Some(error) = error.as_db_error() else { return Consequence::Statement };
-        // The routine decides: SQLSTATE 0A000, of a plan that does not fit, is also that of many other refusals.
+        // Compares the routine, because a plan that does not fit has SQLSTATE 0A000, as many other refusals have.
         if error.routine() == Some("RevalidateCachedQuery") {
             return Consequence::Outdated;
         }
@@ -45,27 +45,27 @@ impl Consequence {
             }
             // Poolers report the end of a session as an ERROR, too.
             code if code.starts_with("08") || code.starts_with("57P") => Consequence::Broken,
-            "26000" | "42P05" => Consequence::OfAnotherSession,
+            "26000" | "42P05" => Consequence::Lent,
             "25006" => Consequence::ReadOnly,
             _ => Consequence::Statement,
         }
     }
 }
 
-/// Why a statement has no rows, or a command no answer yet.
+/// The reason why a statement has no rows, or a command no answer.
 #[derive(Debug, Clone)]
 pub enum Failure {
-    /// A lock was not granted, a concurrent transaction took precedence, or other passwords are being checked. Nothing was
-    /// changed: a retry may succeed.
+    /// A lock was not granted, a concurrent transaction was preferred, or checks of other passwords are in flight. Nothing was
+    /// changed, and a retry may succeed.
     Contended,
     /// The statement or the command failed for good: the client gets the error, and no retry follows.
     Error(Error),
 }
 
 impl Failure {
-    /// Returns why a statement has failed. `sql` is its text.
-    pub(super) fn of(sql: &'static str, error: &postgres::Error) -> Failure {
-        if is_contended(error) { Failure::Contended } else { Failure::Error(condition(sql, error)) }
+    /// Returns the reason why the statement with the text `sql` has failed.
+    pub(super) fn from_statement(sql: &'static str, error: &postgres::Error) -> Failure {
+        if is_contended(error) { Failure::Contended } else { Failure::Error(error_for_client(sql, error)) }
     }
 
     /// Returns the error that the client gets if no retry follows.
@@ -84,9 +84,9 @@ impl<E: Into<Error>> From<E> for Failure {
     }
 }
 
-/// Returns the condition that a failed statement is answered with. `sql` is its text, or empty.
-fn condition(sql: &'static str, error: &postgres::Error) -> Error {
-    match code(error) {
+/// Returns the condition that the client is told if the statement with the text `sql` has failed.
+fn error_for_client(sql: &'static str, error: &postgres::Error) -> Error {
+    match sqlstate(error) {
         "23505" => {
             let constraint = error.as_db_error().and_then(DbError::constraint).unwrap_or_default();
             if constraint.starts_with("users_pkey") {
@@ -107,10 +107,10 @@ fn condition(sql: &'static str, error: &postgres::Error) -> Error {
     }
 }
 
-/// The condition of a row that cannot be read.
+/// Converts the error of a row that cannot be read.
 impl From<postgres::Error> for Error {
     fn from(error: postgres::Error) -> Error {
-        condition("", &error)
+        error_for_client("", &error)
     }
 }
 
@@ -120,10 +120,9 @@ impl From<postgres::Error> for StartError {
     }
 }
 
-/// Returns whether the rows of a statement may have caused its refusal, so that some of them may be accepted without the
-/// others: any error but those of the connection and of the server (SQLSTATE classes 08, 57, 58 and XX). Triggers raise
-/// errors of any class.
-pub(crate) fn is_of_rows(failure: &Failure) -> bool {
+/// Returns whether the database may accept some rows of a refused statement without the others. Any error may mean that, as triggers
+/// raise errors of any class, but for errors of the connection and of the server (SQLSTATE classes 08, 57, 58 and XX).
+pub(crate) fn is_caused_by_rows(failure: &Failure) -> bool {
     match failure {
         Failure::Error(Error::AlreadyExists) => true,
         Failure::Error(Error::Database { code, .. }) => {
@@ -133,55 +132,56 @@ pub(crate) fn is_of_rows(failure: &Failure) -> bool {
     }
 }
 
-/// Returns whether the value of one row or one parameter has caused the refusal of a read (SQLSTATE class 22).
-pub(crate) fn is_of_value(error: &Error) -> bool {
+/// Returns whether the database has refused a read for a value of a row or a parameter (SQLSTATE class 22).
+pub(crate) fn is_caused_by_value(error: &Error) -> bool {
     matches!(error, Error::Database { code, .. } if code.starts_with("22"))
 }
 
-/// Returns the outcome of a search by `text`: none if the encoding of the database has no such characters (SQLSTATE 22P05).
-/// Every encoding has those of ASCII, so that a row with other bytes was refused then.
+/// Returns the result of a search for `text`, but no user if the encoding of the database lacks a character of the text (SQLSTATE
+/// 22P05). A text in ASCII fits every encoding: for such a text, the error is about a stored row, and stays an error.
 pub(crate) fn none_if_untranslatable<T: Default>(
     text: &str,
-    found: Result<T, Failure>,
+    result: Result<T, Failure>,
 ) -> Result<T, Failure> {
-    match found {
+    match result {
         Err(Failure::Error(Error::Database { code, .. })) if code == "22P05" && !text.is_ascii() => {
             Ok(T::default())
         }
-        found => found,
+        result => result,
     }
 }
 
-/// Returns whether waiting cannot mend a refused connection: wrong credentials (SQLSTATE class 28), a missing database
-/// (3D) and a server that the client library does not go on with stay so.
-pub(super) fn is_final(error: &postgres::Error) -> bool {
-    let code = code(error);
-    code.starts_with("28") || code.starts_with("3D") || is_unusable_answer(error)
+/// Returns whether the server will refuse every further connect: for wrong credentials (SQLSTATE class 28), for a missing database
+/// (3D), or because the client library does not accept the server's way to prove the password.
+pub(super) fn is_final_refusal(error: &postgres::Error) -> bool {
+    let code = sqlstate(error);
+    code.starts_with("28") || code.starts_with("3D") || is_proof_refused(error)
 }
 
-/// Returns whether a server may have refused a connection because it is not encrypted (SQLSTATE 28000; 08P01 of poolers).
+/// Returns whether the server may have refused a connection for lack of TLS (SQLSTATE 28000, and 08P01 from a pooler).
 pub(super) fn asks_for_tls(error: &postgres::Error) -> bool {
-    matches!(code(error), "28000" | "08P01")
+    matches!(sqlstate(error), "28000" | "08P01")
 }
 
-/// Returns whether the client library refuses what the server says to prove the password, as too many iterations of SCRAM.
-pub(super) fn is_unusable_answer(error: &postgres::Error) -> bool {
-    kind(error) == Some(io::ErrorKind::InvalidInput)
+/// Returns whether the client library refuses to prove the password as the server asks, for example with too many iterations of
+/// SCRAM.
+pub(super) fn is_proof_refused(error: &postgres::Error) -> bool {
+    io_error_kind(error) == Some(io::ErrorKind::InvalidInput)
 }
 
-/// Returns whether the answer to a connect is not usable: TLS failed, or the program that answers is no database.
-pub(super) fn is_answered(error: &postgres::Error) -> bool {
-    code(error).is_empty() && matches!(kind(error), None | Some(io::ErrorKind::InvalidData))
+/// Returns whether a connect has met a program, but no session: TLS failed, or the program is no database.
+pub(super) fn is_no_database(error: &postgres::Error) -> bool {
+    sqlstate(error).is_empty() && matches!(io_error_kind(error), None | Some(io::ErrorKind::InvalidData))
 }
 
-/// Returns the kind of I/O error that broke a connection.
-fn kind(error: &postgres::Error) -> Option<io::ErrorKind> {
+/// Returns the kind of the I/O error that has ended a connection.
+fn io_error_kind(error: &postgres::Error) -> Option<io::ErrorKind> {
     std::error::Error::source(error)?.downcast_ref::<io::Error>().map(io::Error::kind)
 }
 
-/// Returns whether the server refused a connection because it has too many (SQLSTATE 53300).
+/// Returns whether the server has refused a connection because all of its connections are taken (SQLSTATE 53300).
 pub(super) fn has_too_many_connections(error: &postgres::Error) -> bool {
-    code(error) == "53300"
+    sqlstate(error) == "53300"
 }
 
 /// Returns the unique constraint that a statement has violated (SQLSTATE 23505).
@@ -192,53 +192,52 @@ pub fn violated_constraint(error: &postgres::Error) -> Option<&str> {
 
 /// Returns whether a statement has met a lock or a concurrent transaction.
 pub fn is_contended(error: &postgres::Error) -> bool {
-    matches!(code(error), "55P03" | "40P01" | "40001")
+    matches!(sqlstate(error), "55P03" | "40P01" | "40001")
 }
 
-/// Returns whether a statement may succeed later: it has met a lock or a concurrent transaction, or was cancelled.
+/// Returns whether a statement that has failed may succeed later: after a lock, a concurrent transaction or a cancellation.
 #[cfg(feature = "command")]
 pub fn is_transient(error: &postgres::Error) -> bool {
-    is_contended(error) || code(error) == "57014"
+    is_contended(error) || sqlstate(error) == "57014"
 }
 
-/// Returns whether a statement was refused because it changes rows in a read-only transaction (SQLSTATE 25006).
+/// Returns whether the server has refused a change because the transaction is read-only (SQLSTATE 25006).
 #[cfg(feature = "command")]
 pub fn is_read_only(error: &postgres::Error) -> bool {
-    code(error) == "25006"
+    sqlstate(error) == "25006"
 }
 
-/// Returns whether the role lacks a right that a statement needs, not a function in it.
-#[cfg(feature = "command")]
+/// Returns whether the role lacks a right that a statement needs (SQLSTATE 42501). A right that a function in the statement lacks
+/// does not count.
 pub fn is_denied(error: &postgres::Error) -> bool {
-    code(error) == "42501" && error.as_db_error().is_some_and(|error| error.where_().is_none())
+    sqlstate(error) == "42501" && error.as_db_error().is_some_and(|error| error.where_().is_none())
 }
 
-/// Returns whether a table does not exist (SQLSTATE 42P01, and 3F000 for its schema).
+/// Returns whether a table of an `on conflict` lacks the unique index that the clause needs (SQLSTATE 42P10).
+#[cfg(feature = "command")]
+pub fn lacks_unique_index(error: &postgres::Error) -> bool {
+    sqlstate(error) == "42P10"
+}
+
+/// Returns whether a table does not exist (SQLSTATE 42P01), or the search_path leads to no schema (3F000).
 pub(super) fn lacks_table(error: &postgres::Error) -> bool {
-    matches!(code(error), "42P01" | "3F000")
+    matches!(sqlstate(error), "42P01" | "3F000")
 }
 
 /// Returns whether a table lacks a column that the statement names (SQLSTATE 42703), or has it with another type
 /// (42846, 22P02).
-pub(super) fn is_of_other_columns(error: &postgres::Error) -> bool {
-    matches!(code(error), "42703" | "42846" | "22P02")
+pub(super) fn has_other_columns(error: &postgres::Error) -> bool {
+    matches!(sqlstate(error), "42703" | "42846" | "22P02")
 }
 
-/// Returns one line that says why the database refused: its severity, message and SQLSTATE, or the chain of causes
-/// of a broken connection. The DETAIL is left out on purpose: it quotes whole rows.
+/// Returns one line that says why a statement or a connect has failed: the server's severity, message and SQLSTATE, or the chain of
+/// causes. Leaves the server's DETAIL out, which quotes whole rows.
 pub fn explain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut line = String::new();
     for cause in iter::successors(Some(error), |cause| cause.source()) {
         let text = match cause.downcast_ref::<DbError>() {
-            Some(db) => {
-                let code = db.code().code();
-                // A prepared statement is missing, or its name is taken.
-                let is_of_another_session = ["26000", "42P05"].contains(&code);
-                let hint = "; behind a pooler in transaction mode userd needs DB_PREPARED=false";
-                let hint = if is_of_another_session { hint } else { "" };
-                format!("{}: {} ({code}){hint}", db.severity(), db.message())
-            }
-            // Skips a cause whose text is only the server's message, which the next cause has.
+            Some(db) => format!("{}: {} ({})", db.severity(), db.message(), db.code().code()),
+            // Skips an error of the client library that only repeats the server's message: the next cause has it.
             None if cause.downcast_ref::<postgres::Error>().is_some_and(|e| e.as_db_error().is_some()) => {
                 continue;
             }
@@ -251,7 +250,7 @@ pub fn explain(error: &(dyn std::error::Error + 'static)) -> String {
     line.replace(['\n', '\r'], " ")
 }
 
-/// Returns the SQLSTATE of an error; an empty text if the error is not the server's.
-fn code(error: &postgres::Error) -> &str {
+/// Returns the SQLSTATE of an error, or an empty text if the server has not sent the error.
+fn sqlstate(error: &postgres::Error) -> &str {
     error.code().map(postgres::error::SqlState::code).unwrap_or_default()
 }

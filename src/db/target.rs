@@ -1,5 +1,5 @@
-//! Address of a database: a URL, `keyword=value` pairs, or settings one by one, made into a `postgres::Config` and TLS
-//! settings. The `postgres` crate parses what it knows; this file decides on every name, and translates those that
+//! Parses the address of a database, which is a URL, `keyword=value` pairs or single settings, into a `postgres::Config` and the
+//! settings of TLS. The `postgres` crate parses the values. This file accepts or refuses each name, and translates the names that
 //! libpq writes differently. Opens no connection. No error, warning or log line repeats a value or an unknown name.
 
 use super::tls::{TlsSettings, Verify};
@@ -9,45 +9,51 @@ use crate::http::percent_decode;
 use postgres::config::{Host, SslMode};
 use std::{borrow::Cow, collections::HashMap, error::Error, fmt, path::Path};
 
-/// Names that are honoured: the `postgres` crate takes all but the last line as libpq does; this file takes that.
-const KNOWN: &str = "user password dbname host hostaddr port options application_name connect_timeout keepalives keepalives_idle \
-     keepalives_interval keepalives_retries target_session_attrs load_balance_hosts channel_binding sslnegotiation \
+/// The parameters that have an effect. The `postgres` crate knows those of the first lines, and this file those of the last line.
+const KNOWN_PARAMETERS: &str = "user password dbname host hostaddr port options application_name connect_timeout \
+     keepalives keepalives_idle keepalives_interval keepalives_retries target_session_attrs channel_binding sslnegotiation \
      sslmode sslrootcert sslcert sslkey tcp_user_timeout keepalives_count fallback_application_name";
 
-/// Names of parameters that are accepted and have no effect; most are of other clients. A name that is neither honoured
-/// nor in this list ends the start.
+/// The parameters that have no effect and are accepted with a warning. Most of them belong to other clients. A parameter that is in
+/// neither list ends the start.
 const IGNORED_PARAMETERS: &str = "schema currentSchema search_path schema_search_path connection_limit pool_size \
      pool_max_conns max_connections pool_min_conns pool_timeout checkout_timeout socket_timeout pgbouncer \
      prepareThreshold prepared_statements statement_cache_size prepared_statement_cache_size sslaccept client_encoding \
      gssencmode sslcertmode sslcompression sslsni ssl_min_protocol_version ApplicationName encoding supa \
-     uselibpqcompat workaround statement_timeout pool binary_parameters default_query_exec_mode";
+     uselibpqcompat workaround statement_timeout pool binary_parameters default_query_exec_mode load_balance_hosts";
 
-/// The problem of a URL with a `%` that is literal, or that stands for bytes that are no text.
+/// The problem of a URL whose percent-encoding is malformed, or encodes no text.
 const NOT_ENCODED: &str =
     "'%' is not followed by two hexadecimal digits, or encodes no UTF-8: write %25 for '%'";
 
-/// Values that are refused, as they ask for more safety than userd has; other values of these parameters are accepted.
+/// The values of parameters without effect that end the start, because they ask for more safety than userd has.
 const REFUSED_VALUES: [(&str, &str); 3] =
     [("gssencmode", "require"), ("sslcertmode", "require"), ("ssl_min_protocol_version", "TLSv1.3")];
 
-fn is_in(name: &str, list: &str) -> bool {
+/// Parameters in their order, with repetitions.
+type Pairs = Vec<(String, String)>;
+
+/// The values of parameters by name.
+type Values = HashMap<String, String>;
+
+/// Returns whether a list of names, separated by white space, has this name.
+fn is_listed(name: &str, list: &str) -> bool {
     list.split_ascii_whitespace().any(|listed| listed == name)
 }
 
-/// Database to connect to. `Display` is a line for the log: hosts, database, user and TLS, never the password; nor does
-/// `Debug` show it.
+/// The database to connect to. `Display` writes hosts, database, user and TLS for the log. Neither it nor `Debug` shows the password.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// The settings of the client for each host, which lack the certificates of TLS.
+    /// The settings of the client library for each host. The files of certificates are in `tls`.
     pub hosts: Vec<postgres::Config>,
-    /// The settings of TLS, if `hosts` ask for it.
+    /// The settings of TLS. They have no effect if no host uses TLS.
     pub tls: TlsSettings,
     /// A line for each parameter that has no effect.
     pub warnings: Vec<String>,
 }
 
 impl Target {
-    /// Returns the target of these settings. An error names the variable and the parameter.
+    /// Returns the database that the settings name. An error names the variable and the parameter.
     pub fn new(config: &Config) -> Result<Target, ConfigError> {
         let wrong = |variable| move |problem| ConfigError { variable, problem };
         let os_user = config.os_user.as_deref();
@@ -60,10 +66,10 @@ impl Target {
             Database::Parts { host, port, name, user, password, ssl } => {
                 let mode = if *ssl { "verify-full" } else { "disable" };
                 let (port, password) = (port.to_string(), password.expose());
-                let given = [("host", unwrapped(host)), ("port", &port), ("dbname", name), ("user", user)];
-                let given = given.into_iter().chain([("password", password), ("sslmode", mode)]);
-                let given = given.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-                let mut target = Target::of_pairs(given, 0, os_user).map_err(wrong("DB_HOST"))?;
+                let pairs = [("host", unwrap_text(host)), ("port", &port), ("dbname", name), ("user", user)];
+                let pairs = pairs.into_iter().chain([("password", password), ("sslmode", mode)]);
+                let pairs = pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+                let mut target = Target::from_pairs(pairs, 0, os_user).map_err(wrong("DB_HOST"))?;
                 target.tls.roots = config.db_ssl_ca.clone();
                 target
             }
@@ -75,19 +81,24 @@ impl Target {
         Ok(target)
     }
 
-    /// Returns the target that libpq would see in a URL or in `keyword=value` pairs. The default of the user is
-    /// `os_user`, that of the database is the user. An error names the parameter.
+    /// Returns the password of the first host.
+    pub fn password(&self) -> Option<Vec<u8>> {
+        self.hosts[0].get_password().map(<[u8]>::to_vec)
+    }
+
+    /// Parses a URL or `keyword=value` pairs as libpq does. If they name no user, the user is `os_user`; if they name no database, it
+    /// has the user's name. An error names the parameter.
     pub fn parse(text: &str, os_user: Option<&str>) -> Result<Target, String> {
-        let text = unwrapped(text);
+        let text = unwrap_text(text);
         let (scheme, url) = text.split_once("://").unwrap_or_default();
         if scheme.is_empty() || scheme.contains('=') {
-            return Target::of_pairs(keyword_pairs(text)?, 0, os_user);
+            return Target::from_pairs(keyword_pairs(text)?, 0, os_user);
         }
         if !["postgres", "postgresql"].contains(&scheme) {
             return Err("a URL must start with postgres:// or postgresql://".to_owned());
         }
-        // The first '@' ends the password, as in libpq. A second '@' is refused: a piece of the password would be
-        // shown as a host.
+        // The first '@' ends the password, as in libpq. A second '@' is refused, because a part of the password would
+        // be taken for a host, which the log shows.
         let end = url.find(['@', '/']).filter(|at| url[*at..].starts_with('@')).map_or(0, |at| at + 1);
         if url[end..].contains('@') {
             return Err("a password or user holds '@', '/' or '?': write %40, %2F or %3F".to_owned());
@@ -109,67 +120,40 @@ impl Target {
         let decoded = |text: &str| percent_decode(text).map(Cow::into_owned).ok_or(NOT_ENCODED);
         let pairs = base.map(Ok).chain(parameters);
         let pairs = pairs.map(|pair| pair.and_then(|(name, value)| Ok((decoded(name)?, decoded(value)?))));
-        Target::of_pairs(pairs.collect::<Result<_, _>>()?, 5, os_user)
+        Target::from_pairs(pairs.collect::<Result<_, _>>()?, 5, os_user)
     }
 
-    /// Returns the target of names and values, of which the first `parts` are not counted as parameters in errors. If a name
-    /// is repeated, the last value counts.
-    fn of_pairs(pairs: Vec<(String, String)>, parts: usize, os_user: Option<&str>) -> Result<Target, String> {
-        let (mut given, mut warnings) = (HashMap::new(), Vec::new());
-        for (at, (name, value)) in pairs.into_iter().enumerate() {
-            let number = (at + 1).saturating_sub(parts);
-            if value.contains('\0') {
-                return Err("a value holds NUL".to_owned());
-            }
-            if is_in(&name, KNOWN) {
-                given.insert(name, value);
-            } else if name == "ssl" && value == "true" {
-                given.insert("sslmode".to_owned(), "require".to_owned());
-            } else if name == "ssl" {
-                let words = "sslmode=disable, sslmode=require or sslmode=verify-full";
-                return Err(format!("parameter {number} is ssl, which other clients have: write {words}"));
-            } else if is_in(&name, IGNORED_PARAMETERS) && !REFUSED_VALUES.contains(&(&*name, &*value)) {
-                warnings.push(format!("{name} has no effect"));
-            } else {
-                // The name is not shown, as it may be a piece of a password.
-                let meant = nearest(&name.to_ascii_lowercase(), KNOWN.split_ascii_whitespace());
-                let hint = meant.map(|meant| format!(" (did you mean {meant}?)")).unwrap_or_default();
-                return Err(format!("parameter {number} is unknown or not supported{hint}"));
-            }
-        }
-        // The log shows these values. A `;` that separates parameters elsewhere is a part of the value here.
-        let mut shown = given.iter().filter(|(name, _)| is_in(name, "host user dbname"));
-        if shown.any(|(_, value)| value.contains('=') || value.contains("://")) {
-            let way = "separate parameters by spaces, in a URL by '&'";
-            return Err(format!("a host, user or database holds a URL or a parameter: {way}"));
-        }
-        // libpq takes an empty value for none, except for one of a few words.
-        let words = "sslmode channel_binding target_session_attrs load_balance_hosts sslnegotiation";
-        given.retain(|name, value| !value.is_empty() || is_in(name, words));
-        let (mode, tls) = tls_settings(&mut given)?;
-        // The `postgres` crate counts in seconds.
-        let milliseconds = given.get("tcp_user_timeout").map_or(Ok(10_000), |text| text.parse::<u32>());
+    /// Returns the database that parameters name. Errors number the parameters from the one after the first `uncounted` ones, which
+    /// are the parts of a URL before its '?'.
+    fn from_pairs(pairs: Pairs, uncounted: usize, os_user: Option<&str>) -> Result<Target, String> {
+        let (mut values, warnings) = accept_parameters(pairs, uncounted)?;
+        // Drops empty values, as libpq does. These parameters have to have one of a few words, and may not be empty.
+        let words = "sslmode channel_binding target_session_attrs sslnegotiation";
+        values.retain(|name, value| !value.is_empty() || is_listed(name, words));
+        let (mode, tls) = tls_settings(&mut values)?;
+        // Rounds up to seconds, which the `postgres` crate takes.
+        let milliseconds = values.get("tcp_user_timeout").map_or(Ok(10_000), |text| text.parse::<u32>());
         let milliseconds = milliseconds.map_err(|_| "tcp_user_timeout is not a number of milliseconds")?;
-        given.insert("tcp_user_timeout".to_owned(), milliseconds.div_ceil(1000).to_string());
-        if given.get("target_session_attrs").is_some_and(|value| value == "primary") {
-            given.insert("target_session_attrs".to_owned(), "read-write".to_owned());
+        values.insert("tcp_user_timeout".to_owned(), milliseconds.div_ceil(1000).to_string());
+        if values.get("target_session_attrs").is_some_and(|value| value == "primary") {
+            values.insert("target_session_attrs".to_owned(), "read-write".to_owned());
         }
         for (name, libpq_name, default) in DEFAULTS {
-            let value = given.remove(libpq_name).unwrap_or(default.to_owned());
-            given.entry(name.to_owned()).or_insert(value);
+            let value = values.remove(libpq_name).unwrap_or(default.to_owned());
+            values.entry(name.to_owned()).or_insert(value);
         }
-        if !given.contains_key("host") {
-            let host = given.get("hostaddr").map_or(socket_directory(), String::as_str).to_owned();
-            given.insert("host".to_owned(), host);
+        if !values.contains_key("host") {
+            let host = values.get("hostaddr").map_or(socket_directory(), String::as_str).to_owned();
+            values.insert("host".to_owned(), host);
         }
-        let user = given.get("user").map(String::as_str).or(os_user).ok_or("it names no user")?.to_owned();
-        given.entry("dbname".to_owned()).or_insert_with(|| user.clone());
-        given.insert("user".to_owned(), user);
-        let count = |name| given.get(name).map_or(1, |all| all.split(',').count());
+        let user = values.get("user").map(String::as_str).or(os_user).ok_or("it names no user")?.to_owned();
+        values.entry("dbname".to_owned()).or_insert_with(|| user.clone());
+        values.insert("user".to_owned(), user);
+        let count = |name| values.get(name).map_or(1, |all| all.split(',').count());
         let (hosts, most) = (count("host"), count("port").max(count("hostaddr")));
         let host = |at| {
-            let mut config = postgres_config(&given, at)?;
-            // TLS is never spoken over Unix sockets.
+            let mut config = postgres_config(&values, at)?;
+            // PostgreSQL does not use TLS over Unix sockets.
             let mode = if matches!(config.get_hosts(), [Host::Tcp(_)]) { mode } else { SslMode::Disable };
             if cfg!(not(feature = "tls")) && mode == SslMode::Require {
                 return Err("TLS is required, and userd was built without it (feature `tls`)".to_owned());
@@ -185,7 +169,42 @@ impl Target {
     }
 }
 
-/// Splits a host of a URL from its port. Brackets around a host hold its colons.
+/// Returns the parameters that have an effect, and a warning for each one that has none. If a name is repeated, its last value counts.
+/// Fails at a parameter that is in neither list, and at a value that may hold a password which the log would show.
+fn accept_parameters(pairs: Pairs, uncounted: usize) -> Result<(Values, Vec<String>), String> {
+    let (mut values, mut warnings) = (Values::new(), Vec::new());
+    for (at, (name, value)) in pairs.into_iter().enumerate() {
+        let number = (at + 1).saturating_sub(uncounted);
+        if value.contains('\0') {
+            return Err("a value holds NUL".to_owned());
+        }
+        if is_listed(&name, KNOWN_PARAMETERS) {
+            values.insert(name, value);
+        } else if name == "ssl" && value == "true" {
+            values.insert("sslmode".to_owned(), "require".to_owned());
+        } else if name == "ssl" {
+            let words = "sslmode=disable, sslmode=require or sslmode=verify-full";
+            return Err(format!("parameter {number} is ssl, which other clients have: write {words}"));
+        } else if is_listed(&name, IGNORED_PARAMETERS) && !REFUSED_VALUES.contains(&(&*name, &*value)) {
+            warnings.push(format!("{name} has no effect"));
+        } else {
+            // Does not show the name, because it may be a part of a password.
+            let meant = nearest(&name.to_ascii_lowercase(), KNOWN_PARAMETERS.split_ascii_whitespace());
+            let hint = meant.map(|meant| format!(" (did you mean {meant}?)")).unwrap_or_default();
+            return Err(format!("parameter {number} is unknown or not supported{hint}"));
+        }
+    }
+    // Refuses values that may hold a password, because the log shows hosts, users and databases. Some programs
+    // separate parameters by `;`, so that a value here would hold the parameters after it.
+    let mut shown = values.iter().filter(|(name, _)| is_listed(name, "host user dbname"));
+    if shown.any(|(_, value)| value.contains('=') || value.contains("://")) {
+        let way = "separate parameters by spaces, in a URL by '&'";
+        return Err(format!("a host, user or database holds a URL or a parameter: {way}"));
+    }
+    Ok((values, warnings))
+}
+
+/// Splits a host of a URL from its port. An IPv6 address is in brackets, because it has colons of its own.
 fn host_and_port(text: &str) -> Result<(&str, &str), &'static str> {
     let Some(bracketed) = text.strip_prefix('[') else {
         return Ok(text.split_once(':').unwrap_or((text, "")));
@@ -198,16 +217,16 @@ fn host_and_port(text: &str) -> Result<(&str, &str), &'static str> {
     }
 }
 
-/// Returns a connection string or a host without what it comes with through files and environments: white space, a byte order
-/// mark, its variable's name, and quotes around the whole, which `docker run --env-file` keeps.
-fn unwrapped(text: &str) -> &str {
+/// Removes what files and environments add to a connection string or a host: white space, a byte order mark, the name of the variable,
+/// and quotes around the whole, which `docker run --env-file` keeps.
+fn unwrap_text(text: &str) -> &str {
     let text = text.trim_matches(|c: char| c.is_whitespace() || c == '\u{feff}');
     let text = text.strip_prefix("DATABASE_URL=").unwrap_or(text);
     let unquoted = ['"', '\''].iter().find_map(|quote| text.strip_prefix(*quote)?.strip_suffix(*quote));
     unquoted.map_or(text, str::trim)
 }
 
-/// Parameters that are set if a connection string does not set them, by either name.
+/// Parameters that have a default here: the name in the `postgres` crate, the name in libpq, and the default.
 const DEFAULTS: [(&str, &str, &str); 4] = [
     ("application_name", "fallback_application_name", "userd"),
     ("keepalives_idle", "keepalives_idle", "5"),
@@ -215,21 +234,21 @@ const DEFAULTS: [(&str, &str, &str); 4] = [
     ("keepalives_retries", "keepalives_count", "3"),
 ];
 
-/// Returns whether and how TLS is spoken over TCP.
-fn tls_settings(given: &mut HashMap<String, String>) -> Result<(SslMode, TlsSettings), String> {
-    let roots = given.remove("sslrootcert");
+/// Returns whether TCP connections use TLS, and the settings of TLS.
+fn tls_settings(values: &mut Values) -> Result<(SslMode, TlsSettings), String> {
+    let roots = values.remove("sslrootcert");
     let is_system = roots.as_deref() == Some("system");
     let default = if is_system { "verify-full" } else { "prefer" };
-    let mode = given.remove("sslmode").unwrap_or_else(|| default.to_owned());
+    let mode = values.remove("sslmode").unwrap_or_else(|| default.to_owned());
     let roots = roots.filter(|_| !is_system);
     let (mode, verify) = match (&*mode, roots.is_some()) {
         ("no-verify", _) => return Err("sslmode is no-verify: write sslmode=require".to_owned()),
-        // Certificates of the system need `verify-full`: public authorities sign certificates for any host.
+        // Certificates of the system need `verify-full`, because public authorities sign certificates for any host.
         (other, _) if is_system && other != "verify-full" => {
             return Err("sslrootcert=system needs sslmode=verify-full".to_owned());
         }
         ("disable", _) => (SslMode::Disable, Verify::Nothing),
-        // libpq's `allow` tries plain text first: this is never less safe.
+        // Treats `allow` as `prefer`, which is never less safe: libpq's `allow` tries plain text first.
         ("allow" | "prefer", false) => (SslMode::Prefer, Verify::Nothing),
         ("allow" | "prefer", true) => (SslMode::Prefer, Verify::Chain),
         ("require", false) => (SslMode::Require, Verify::Nothing),
@@ -241,7 +260,7 @@ fn tls_settings(given: &mut HashMap<String, String>) -> Result<(SslMode, TlsSett
             return Err(format!("sslmode is not one of {modes}"));
         }
     };
-    let client = match (given.remove("sslcert"), given.remove("sslkey")) {
+    let client = match (values.remove("sslcert"), values.remove("sslkey")) {
         (Some(certificate), Some(key)) => Some((certificate.into(), key.into())),
         (None, None) => None,
         _ => return Err("sslcert and sslkey need each other".to_owned()),
@@ -249,16 +268,16 @@ fn tls_settings(given: &mut HashMap<String, String>) -> Result<(SslMode, TlsSett
     Ok((mode, TlsSettings { verify, roots: roots.map(Into::into), client }))
 }
 
-/// Has the `postgres` crate parse parameters, of which lists have an element for each host.
-fn postgres_config(given: &HashMap<String, String>, at: usize) -> Result<postgres::Config, String> {
+/// Returns the settings of the client library for the host with the index `at` in the lists of hosts, addresses and ports.
+fn postgres_config(values: &Values, at: usize) -> Result<postgres::Config, String> {
     let pair = |(name, value): (&String, &String)| {
-        let is_list = is_in(name, "host hostaddr port");
+        let is_list = is_listed(name, "host hostaddr port");
         let value = value.split(',').nth(at).filter(|_| is_list).unwrap_or(value);
         format!("{name}='{}' ", value.replace('\\', r"\\").replace('\'', r"\'"))
     };
-    // The message of the crate names the parameter, and not its value.
+    // The source of the crate's error names the parameter, but not its value.
     let line = |error: postgres::Error| error.source().map_or_else(|| error.to_string(), ToString::to_string);
-    let config = given.iter().map(pair).collect::<String>().parse::<postgres::Config>().map_err(line)?;
+    let config = values.iter().map(pair).collect::<String>().parse::<postgres::Config>().map_err(line)?;
     match config.get_hosts() {
         [Host::Tcp(name)] if name.is_empty() || name.contains('@') => {
             Err("a host is empty or holds '@': in a password write it as %40".to_owned())
@@ -267,8 +286,8 @@ fn postgres_config(given: &HashMap<String, String>, at: usize) -> Result<postgre
     }
 }
 
-/// Splits `name = value name='quoted value'`, where a backslash takes the next character literally.
-fn keyword_pairs(text: &str) -> Result<Vec<(String, String)>, String> {
+/// Splits text such as `name = value name='quoted value'` into pairs. A backslash takes the next character literally.
+fn keyword_pairs(text: &str) -> Result<Pairs, String> {
     let (mut pairs, mut rest) = (Vec::new(), text);
     while !rest.is_empty() {
         let (name, after) = rest
@@ -294,7 +313,7 @@ fn keyword_pairs(text: &str) -> Result<Vec<(String, String)>, String> {
     Ok(pairs)
 }
 
-/// Returns where libpq looks for a Unix socket if no host is named: Debian's directory, or upstream's.
+/// Returns the directory in which libpq looks for a Unix socket if no host is named: Debian's if there is one, else PostgreSQL's own.
 fn socket_directory() -> &'static str {
     let directory = "/var/run/postgresql";
     if Path::new(directory).is_dir() { directory } else { "/tmp" }
@@ -330,7 +349,7 @@ mod tests {
     use postgres::config::{ChannelBinding, TargetSessionAttrs};
     use std::time::Duration;
 
-    /// Returns what an address comes to: the log line and the warnings, or `! ` and the error.
+    /// Parses an address. Returns its line for the log and the warnings, or `! ` and the error.
     fn shown(text: &str) -> String {
         match Target::parse(text, Some("me")) {
             Ok(target) => [vec![target.to_string()], target.warnings].concat().join(" | "),
@@ -338,9 +357,9 @@ mod tests {
         }
     }
 
-    /// Checks rows of `address | outcome`, in which `D` is `database "d" as user "u" on`, and `B`, `E` and `P` are the
-    /// problems of brackets, of what is percent-encoded and of a parameter.
-    fn table(rows: &str) {
+    /// Checks rows of `address | outcome`. In an outcome `D` stands for `database "d" as user "u" on`, and `B`, `E` and `P` stand for the
+    /// problems of brackets, of percent-encoding and of a parameter.
+    fn assert_rows(rows: &str) {
         for row in rows.lines().map(str::trim).filter(|row| !row.is_empty()) {
             let (text, expected) = row.split_once('|').unwrap();
             let expected = match expected.trim() {
@@ -355,7 +374,7 @@ mod tests {
         }
     }
 
-    /// Addresses as providers hand them out.
+    /// Addresses in the forms that providers of databases hand out.
     #[cfg(feature = "tls")]
     #[test]
     fn addresses_of_providers() {
@@ -438,7 +457,7 @@ mod tests {
     #[cfg(feature = "tls")]
     #[test]
     fn hosts_and_names() {
-        table(
+        assert_rows(
             r#"
             host=h                                 | database "me" as user "me" on h:5432, TLS if the server has it
             postgres://u:pw@h:1/d?sslmode=disable  | D h:1, no TLS
@@ -534,7 +553,7 @@ mod tests {
         }
         let target = Target::parse("postgres://h?sslcert=%2Fc&sslkey=/k", Some("u")).unwrap();
         assert_eq!(target.tls.client, Some(("/c".into(), "/k".into())));
-        table("
+        assert_rows("
             host=h sslmode=on                      | ! sslmode is not one of disable, allow, prefer, require, verify-ca or verify-full
             host=h sslmode=no-verify               | ! sslmode is no-verify: write sslmode=require
             host=h sslmode=verify-full sslmode=''  | ! sslmode is not one of disable, allow, prefer, require, verify-ca or verify-full
@@ -558,7 +577,10 @@ mod tests {
         );
         let target = target.unwrap();
         let no_effect = |name: &str| format!("{name} has no effect");
-        assert_eq!(target.warnings, ["gssencmode", "ssl_min_protocol_version"].map(no_effect));
+        assert_eq!(
+            target.warnings,
+            ["load_balance_hosts", "gssencmode", "ssl_min_protocol_version"].map(no_effect)
+        );
         let config = &target.hosts[0];
         assert_eq!(config.get_password(), Some(&b"p@ss"[..]));
         assert_eq!(config.get_connect_timeout(), Some(&Duration::from_secs(3)));
@@ -575,7 +597,7 @@ mod tests {
         assert_eq!(config.get_keepalives_idle(), Duration::from_secs(5));
         assert_eq!(config.get_keepalives_interval(), Some(Duration::from_secs(2)));
         assert_eq!(config.get_keepalives_retries(), Some(3));
-        table("
+        assert_rows("
             host=h connect_timeout=soon     | ! invalid value for option `connect_timeout`
             host=h channel_binding=''       | ! invalid value for option `channel_binding`
             host=h keepalives_count=x       | ! invalid value for option `keepalives_retries`
@@ -603,12 +625,12 @@ mod tests {
 
     #[cfg(not(feature = "tls"))]
     #[test]
-    fn without_tls_it_is_refused_if_it_is_required() {
+    fn a_build_without_tls_refuses_to_require_it() {
         for mode in ["require", "verify-full"] {
             let error = Target::parse(&format!("host=h user=u sslmode={mode}"), None).unwrap_err();
             assert!(error.contains("feature `tls`"), "{error}");
         }
-        table("postgres://u@h/d?sslmode=disable | D h:5432, no TLS");
+        assert_rows("postgres://u@h/d?sslmode=disable | D h:5432, no TLS");
     }
 
     #[cfg(feature = "tls")]
@@ -638,7 +660,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_shows_a_password() {
+    fn no_line_shows_a_password() {
         for text in [
             "postgres://u:secret@h/d",
             "postgres://u@h/d?password=secret",

@@ -24,7 +24,7 @@ pub use update::Update;
 
 use crate::budget::Budget;
 use crate::config::Config;
-use crate::db::{Failure, Pool, is_of_rows, is_of_value, rows};
+use crate::db::{Failure, Pool, is_caused_by_rows, is_caused_by_value, rows};
 use crate::error::Error;
 use crate::http::Response;
 use crate::input::{etag, validation::BodySchemas};
@@ -229,7 +229,7 @@ impl Operations {
         let is_batch = commands.len() > 1;
         for (command, outcome) in commands.into_iter().zip(&mut outcomes) {
             let is_read = matches!(command.0, Command::Find(_) | Command::List(_));
-            let is_refused = |error: &Error| is_batch && is_read && is_of_value(error);
+            let is_refused = |error: &Error| is_batch && is_read && is_caused_by_value(error);
             if matches!(outcome, Some(Outcome::Answered(Err(error))) if is_refused(error)) {
                 *outcome = self.execute(vec![command]).pop();
             }
@@ -277,7 +277,7 @@ impl Operations {
             C::batch(&self.pool, &given, earliest).and_then(|rows| rows.into_iter().map(place).collect());
         for (position, Item { command, deadline, outcome }) in (1..).zip(batch) {
             let settled = match &rows {
-                Err(failure) if is_of_rows(failure) => command.alone(self, deadline),
+                Err(failure) if is_caused_by_rows(failure) => command.alone(self, deadline),
                 Err(failure) => Err(failure.clone()),
                 Ok(rows) => command.settle(self, rows.get(&position)),
             };

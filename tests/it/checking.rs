@@ -1,9 +1,9 @@
-//! A check does what a service does: each thing that the migrations make is taken away or spoilt, and a check says so with
-//! the statement that mends it, or the list below says why it harms no request.
+//! Tests `userd check` on databases in which one thing that the migrations make is missing or spoilt. The check has to say so, with the
+//! statement that mends it, unless `HARMLESS` says why no request fails.
 
 use crate::support::{Database, Process};
 
-/// Damages that no check reports, each with the reason.
+/// Kinds of damage that a check does not report, each with the reason.
 const HARMLESS: &[(&str, &str)] = &[
     ("owner to NAME_powerless on user_version", "it has the rights of its caller"),
     ("owner to NAME_powerless on user_id_is_fixed", "it has the rights of its caller"),
@@ -14,7 +14,8 @@ const HARMLESS: &[(&str, &str)] = &[
     ("not null constraint", "userd stores no null there"),
 ];
 
-/// Statements that each spoil one thing that the migrations have made, with a name for the kind of damage.
+/// Returns statements that each spoil one thing that the migrations have made, with a name for the kind of damage. `NAME` stands for
+/// the start of the names of roles, and `DATABASE` for the database.
 const DAMAGES: &str = "
     with ours as (
         select oid, relname::text from pg_class where relnamespace = 'public'::regnamespace and relkind = 'r'
@@ -63,6 +64,7 @@ const DAMAGES: &str = "
     union all
     select 'session', 'alter role NAME_app in database DATABASE set session_replication_role = replica'";
 
+/// Runs a check without an error. Returns its exit code and its lines.
 fn check(url: &str, more: &[&str]) -> (i32, Vec<String>) {
     let (code, stdout, stderr) =
         Process::start(&[&["check"], more].concat(), &[("DATABASE_URL", url)]).ended();
@@ -70,12 +72,14 @@ fn check(url: &str, more: &[&str]) -> (i32, Vec<String>) {
     (code, stdout.lines().map(str::to_owned).collect())
 }
 
+/// Returns the lines that are problems.
 fn problems(lines: &[String]) -> Vec<String> {
     lines.iter().filter(|line| line.starts_with("problem")).cloned().collect()
 }
 
-/// A database of an owner who is no superuser, with a role that has the rights of a service.
-fn with_roles() -> (Database, String, impl Fn(&str) -> String) {
+/// Returns a migrated database whose owner is no superuser; the start of the names of its roles `_owner`, `_app` (which has the rights of
+/// a service) and `_powerless`; and a function that returns the connection string of a role.
+fn database_with_roles() -> (Database, String, impl Fn(&str) -> String) {
     let database = Database::empty();
     let name = database.name().to_owned();
     database.run(&format!(
@@ -100,6 +104,7 @@ fn with_roles() -> (Database, String, impl Fn(&str) -> String) {
     (database, name, url)
 }
 
+/// Drops the roles of `database_with_roles`.
 fn drop_roles(database: &Database, name: &str) {
     database.run(&format!(
         "alter database {name} owner to postgres; reassign owned by {name}_owner, {name}_powerless to postgres; \
@@ -107,12 +112,12 @@ fn drop_roles(database: &Database, name: &str) {
     ));
 }
 
-/// Executes the statements of problems as `psql` of a superuser does, with its own search_path. What the owner makes stays the
-/// owner's. Statements of one check may overlap: the next check says what is left.
+/// Executes the statements of problems as a superuser with the usual search_path, but creates functions as their owner. Ignores errors,
+/// as one statement may have done the work of a later one: the next check says what is left.
 fn mend(database: &Database, owner: &str, problems: &[String]) {
     let statement = |line: &str| {
-        let of_schema = line.split_once("in the schema public: ").map(|(_, last)| last.to_owned());
-        of_schema.or(line.split('`').nth(1).map(str::to_owned))
+        let revoke = line.split_once("in the schema public: ").map(|(_, last)| last.to_owned());
+        revoke.or(line.split('`').nth(1).map(str::to_owned))
     };
     for statement in problems.iter().filter_map(|line| statement(line)) {
         let makes = statement.contains("; create or replace");
@@ -121,10 +126,11 @@ fn mend(database: &Database, owner: &str, problems: &[String]) {
     }
 }
 
-/// Each damage is found by each role, and its statements mend it; or it is harmless.
+/// A check as the role of the service finds each damage that is not harmless, until its statements have mended it. Checks as the owner
+/// and as a superuser find nothing then.
 #[test]
 fn a_check_finds_each_thing_that_is_spoilt() {
-    let (model, name, url) = with_roles();
+    let (model, name, url) = database_with_roles();
     let damages: Vec<(String, String)> =
         model.client().query(DAMAGES, &[]).unwrap().iter().map(|row| (row.get(0), row.get(1))).collect();
     assert!(damages.len() > 50, "{damages:?}");
@@ -170,10 +176,11 @@ fn a_check_finds_each_thing_that_is_spoilt() {
     drop_roles(&model, &name);
 }
 
-/// Rows that came without triggers, as `pg_dump --data-only --disable-triggers` brings them.
+/// Rows that were inserted without triggers, as by a restore of `pg_dump --data-only --disable-triggers`, have no counts and no ids
+/// from the sequence.
 #[test]
 fn a_restore_of_data_alone() {
-    let (database, name, url) = with_roles();
+    let (database, name, url) = database_with_roles();
     database.run(
         "set session_replication_role = replica; insert into users (id, name, email) overriding system value \
             select i, 'n', i || '@example.com' from generate_series(1, 9) i",
@@ -193,7 +200,7 @@ fn a_restore_of_data_alone() {
     drop_roles(&database, &name);
 }
 
-/// Statements mend tables of another schema than that of the session that executes them.
+/// The statements of a check mend its tables, whatever the search_path of the session that executes them is.
 #[test]
 fn remedies_name_the_schema() {
     let database = Database::empty();
@@ -220,10 +227,10 @@ fn remedies_name_the_schema() {
     assert!(rounds > 0);
 }
 
-/// Functions with the rights of their owner are for triggers alone.
+/// A check tells which roles may execute the functions that run with the rights of their owner, which are for our triggers alone.
 #[test]
 fn roles_that_may_use_functions_are_told() {
-    let (database, name, url) = with_roles();
+    let (database, name, url) = database_with_roles();
     database.run(&format!("grant execute on all functions in schema public to {name}_powerless"));
     let told = || {
         let (code, lines) = check(&url("app"), &[]);
@@ -237,7 +244,7 @@ fn roles_that_may_use_functions_are_told() {
     drop_roles(&database, &name);
 }
 
-/// A deadlock, and a statement that was cancelled, are tried again, as a lock is.
+/// A check begins its trial again after a deadlock, a cancelled statement, a lock or a serialization failure.
 #[test]
 fn a_check_tries_again() {
     for state in ["40P01", "57014", "55P03", "40001"] {
@@ -253,11 +260,11 @@ fn a_check_tries_again() {
     }
 }
 
-/// A check changes no row, also beside locks, other triggers and settings that change how a catalog prints itself; it says
-/// what it has left out.
+/// A check changes no row, and says what it has left out. Locks, triggers of other programs and a setting that has the catalog quote
+/// every name make no difference.
 #[test]
 fn a_check_harms_nothing() {
-    let (database, name, url) = with_roles();
+    let (database, name, url) = database_with_roles();
     let app = url("app");
     database.run(&format!(
         "insert into users (name, email) values ('Ada', 'ada@example.com'); \
@@ -277,7 +284,7 @@ fn a_check_harms_nothing() {
     let (code, lines) = check(&app, &["--read-only"]);
     assert!(code == 0 && said(&lines, "note     service: changes were not tried: --read-only"), "{lines:#?}");
 
-    // Another program's trigger is fired only if that is asked for.
+    // A trigger of another program is fired only with --fire-triggers.
     let sent = || database.value("select is_called from sent");
     database.run("create trigger mail after insert on users for each row execute function mail()");
     let (code, lines) = check(&app, &[]);
@@ -288,7 +295,7 @@ fn a_check_harms_nothing() {
     assert_eq!((sent().as_str(), database.value("select count(*) from mails").as_str()), ("true", "0"));
     database.run("drop trigger mail on users");
 
-    // A trigger that is missing is found without changes, too.
+    // A trigger that is disabled is found also if no change is tried.
     database.run("alter table users disable trigger user_counts_insert");
     let (code, lines) = check(&app, &["--read-only"]);
     assert!(code == 1 && said(&lines, "creates are not counted"), "{lines:#?}");
@@ -305,4 +312,14 @@ fn a_check_harms_nothing() {
     assert!(code == 0 && said(&lines, "changes were not tried: the database accepts none"), "{lines:#?}");
     assert_eq!(database.value(rows), before);
     drop_roles(&database, &name);
+}
+
+/// A check does not wait for a lock of the history of migrations, but says what it met.
+#[test]
+fn a_check_beside_a_locked_history() {
+    let database = Database::create();
+    let _lock = database.transaction("lock table refinery_schema_history in access exclusive mode");
+    let (code, lines) = check(&database.url(), &[]);
+    let line = "problem  migrations: ERROR: canceling statement due to lock timeout (55P03)";
+    assert_eq!((code, problems(&lines)), (1, vec![line.to_owned()]), "{lines:#?}");
 }

@@ -1,10 +1,10 @@
-//! Tables that are changed behind the service's back: a sequence behind the ids, counts that are wrong, row security, and a
-//! role that owns none of them.
+//! Tests tables that something other than the service has changed: a sequence behind the ids, wrong counts, row security, rights of
+//! roles, and columns of other programs.
 
 use crate::support::{Database, LONG, Process, Service, TempDir, eventually, every_verb};
 use userd::{User, internals::operations};
 
-/// How a command ends on this database: its exit code, and what it prints.
+/// Runs a command on the database. Returns its exit code, and its standard output before its standard error.
 fn userd(database_url: &str, arguments: &[&str]) -> (i32, String) {
     let (code, stdout, stderr) = Process::start(arguments, &[("DATABASE_URL", database_url)]).ended();
     (code, stdout + &stderr)
@@ -43,20 +43,20 @@ fn a_check_finds_a_sequence_behind_the_ids() {
     for behind in ["alter sequence users_id_seq restart with 20", "select setval('users_id_seq', 19)"] {
         database.run(behind);
         let line = problem(behind).expect(behind);
-        // An import says where to look, and stores nothing.
+        // An import that meets a taken id names `userd check`, and stores nothing.
         let (code, said) = userd(&database.url(), &["import", new]);
         assert!(code == 1 && said.contains("`userd check`"), "{said}");
         let mend = line.split('`').nth(1).unwrap();
         database.run(mend);
         assert_eq!(problem(mend), None);
-        // The check that found it mended has drawn some.
+        // The check after the remedy has drawn ids, beginning with 21.
         assert_ne!(database.value("select nextval('users_id_seq')"), "20", "{behind}");
     }
     assert_eq!(userd(&database.url(), &["import", new]).0, 0);
     assert_eq!(database.value("select string_agg(name, ' ') from users where id > 20"), "new");
 }
 
-/// A column that is new has a field in `User`.
+/// A migration that adds a column to `users` fails this test, until `User` has a field for the column.
 #[test]
 fn the_columns_are_the_fields_of_a_user() {
     let service = Service::start();
@@ -119,7 +119,7 @@ fn wrong_counts_are_found_and_mended() {
     assert!(users > 1000);
 }
 
-/// A recount waits for writers, and makes others wait for a second only.
+/// A recount waits for a transaction that has changed users, but only for a second, as further changes wait behind it.
 #[test]
 fn a_recount_beside_writers() {
     let service = Service::start();
@@ -149,7 +149,7 @@ fn a_recount_beside_writers() {
 
 // Rights
 
-/// Row security counts if it hides rows from the role of the service. What ends it gives rights to no other role.
+/// A check reports row-level security that hides rows from the role of the service. The remedy gives no other role a right.
 #[test]
 fn row_security_is_refused_by_a_check() {
     const TABLES: [&str; 5] =
@@ -180,7 +180,7 @@ fn row_security_is_refused_by_a_check() {
         database.value("select string_agg(relacl::text, ' ' order by relname) from pg_class where relnamespace = 'public'::regnamespace")
     };
     let before = rights();
-    // An owner and a superuser see all rows. The service's role sees no migration, so that a start has a line, too.
+    // An owner and a superuser see all rows. The role of the service sees no migration, so that a start fails, too.
     assert_eq!((finding("postgres"), finding(&owner)), (None, None));
     let line = finding(&app).expect("a finding");
     assert!(
@@ -207,7 +207,7 @@ fn row_security_is_refused_by_a_check() {
     database.run(&format!("reassign owned by {owner} to postgres; drop owned by \"{app}\", {owner}; drop role \"{app}\", {owner}"));
 }
 
-/// A check tells which other roles may read hashes, with the statement that ends it and takes nothing else.
+/// A check tells which other roles may read hashes. Its statement revokes this right, and no other one.
 #[test]
 fn roles_that_may_read_hashes_are_told() {
     let database = Database::create();
@@ -238,7 +238,7 @@ fn roles_that_may_read_hashes_are_told() {
     let (code, lines) = findings();
     assert_eq!((code, lines.len()), (0, 8), "{lines:?}");
     assert!(lines.iter().all(|line| line.starts_with("note     privileges: ")), "{lines:?}");
-    // A role with all rights may be another service's, or that of a web page.
+    // A role with all rights may run another userd, so that its line is no order to revoke them.
     let (kept, revoked): (Vec<_>, Vec<_>) = lines.into_iter().partition(|line| line.contains(full));
     assert!(kept.iter().all(|line| line.ends_with(", unless it runs userd")), "{kept:?}");
     for line in revoked {
@@ -260,14 +260,14 @@ fn roles_that_may_read_hashes_are_told() {
     all.iter().for_each(|role| database.run(&format!("drop owned by \"{role}\"; drop role \"{role}\"")));
 }
 
-/// One role makes the tables, another one runs the service with what `userd grants` prints and nothing else; without any of
-/// it, a check has a finding.
+/// A role that owns no table runs the service with the grants that `userd grants` prints, and with no other right. If one of the grants
+/// is revoked, a check has a finding.
 #[test]
 fn a_role_that_owns_nothing_runs_the_service() {
     let database = Database::empty();
     let name = database.name();
     let (owner, app) = (format!("{name}_owner"), format!("{name}_App"));
-    // In a schema whose name wants quotes, and a database that not everybody may connect to.
+    // The name of the schema needs quotes, and only roles with a grant may connect to the database.
     database.run(&format!(
         "create role {owner} login; create role \"{app}\" login; alter database {name} owner to {owner}; \
          revoke all on database {name} from public; revoke all on schema public from public; \
@@ -288,7 +288,7 @@ fn a_role_that_owns_nothing_runs_the_service() {
         done.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
     };
     as_owner(&grants);
-    // Each command tells what the role lacks.
+    // Each command names the right that the role lacks.
     as_owner(&format!("revoke select on refinery_schema_history from \"{app}\""));
     let lacks = "ERROR: permission denied for table refinery_schema_history (42501): `userd grants ROLE`";
     let service = ["--host=127.0.0.1", "--port=0", "--migrate=off"];
@@ -338,7 +338,7 @@ fn a_role_that_owns_nothing_runs_the_service() {
     database.run(&format!("alter database {name} owner to postgres; drop owned by \"{app}\", {owner} cascade; drop role \"{app}\", {owner}"));
 }
 
-/// Columns that another program has added, whatever their names are, change no answer.
+/// Columns that another program has added change no answer, even if they have a name that one of our statements uses.
 #[test]
 fn columns_of_another_program() {
     const NAMES: &str = "id name email version user_id password_hash key answer fingerprint expires_at position total first \

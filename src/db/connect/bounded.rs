@@ -1,4 +1,4 @@
-//! Connects within a bound, and after ever longer pauses to a host that does not answer.
+//! Connects to a host within a time limit. A host that has not answered is tried after ever longer pauses.
 
 use super::{ConnectError, Connector};
 use parking_lot::Mutex;
@@ -12,62 +12,63 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
-/// The time that connecting to one host may take, unless `connect_timeout` is longer, as some databases have to wake up.
-pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// The longest time that connecting to one host may take, unless `connect_timeout` is longer: some databases have to wake up.
+pub const MAX_CONNECT_TIME: Duration = Duration::from_secs(2);
 
-/// Descriptors that are open while a connection is made. The connection keeps five of them; looking the name up, and the
-/// socket, take the rest.
+/// The number of descriptors that a connect opens: five that the connection keeps, and seven for the look-up of the name and for the
+/// socket.
 const CONNECT_DESCRIPTORS: usize = 12;
 
-/// Connects to one host that were given up and are still running. Each keeps a thread.
+/// The connects to one host that were given up. Each keeps a thread until the host answers or the connection ends.
 #[derive(Default)]
-pub struct Unanswered {
+pub struct UnansweredConnects {
     count: Arc<AtomicU32>,
     /// The time at which the last connect was given up.
-    last: Mutex<Option<Instant>>,
+    last_given_up: Mutex<Option<Instant>>,
 }
 
-impl Unanswered {
-    /// Returns whether the host is not to be connected to yet.
-    pub fn is_spared(&self) -> bool {
-        const PAUSE: Duration = Duration::from_millis(250);
+impl UnansweredConnects {
+    /// Returns whether a next connect to the host has to wait. The pause grows with the number of threads that still wait.
+    pub fn is_paused(&self) -> bool {
+        const FIRST_PAUSE: Duration = Duration::from_millis(250);
         let count = self.count.load(Ordering::Relaxed);
-        self.last.lock().is_some_and(|last| last.elapsed() < PAUSE * count * count)
+        self.last_given_up.lock().is_some_and(|last| last.elapsed() < FIRST_PAUSE * count * count)
     }
 
-    /// Connects to the host, and executes `set_up`. Blocks at most for the longer one of [`CONNECT_TIMEOUT`] and
-    /// `connect_timeout`, and at most `longest`.
+    /// Connects to the host, and executes `set_up`. Blocks at most for [`MAX_CONNECT_TIME`], or for a longer `connect_timeout`, and
+    /// never longer than `max_time`.
     pub fn connect(
         &self,
         mut host: postgres::Config,
         tls: Connector,
         set_up: String,
-        longest: Duration,
+        max_time: Duration,
     ) -> Result<Client, ConnectError> {
-        let bound = host.get_connect_timeout().map_or(CONNECT_TIMEOUT, |time| CONNECT_TIMEOUT.max(*time));
+        let bound = host.get_connect_timeout().map_or(MAX_CONNECT_TIME, |time| MAX_CONNECT_TIME.max(*time));
         if host.get_connect_timeout().is_none() {
-            // Half of the time for one address leaves time for another address of the name.
-            host.connect_timeout(CONNECT_TIMEOUT / 2);
+            // Gives one address half of the time, so that there is time for another address of the name.
+            host.connect_timeout(MAX_CONNECT_TIME / 2);
         }
         let connect = move || {
             let mut client = PostgresConnectionManager::new(host, tls).connect()?;
             client.batch_execute(&set_up).map(|()| client)
         };
-        let connected = within(bound.min(longest), &self.count, || without_panic(connect));
+        let connected = run_within(bound.min(max_time), &self.count, || without_panic(connect));
         if matches!(connected, Err(ConnectError::Silent)) {
-            *self.last.lock() = Some(Instant::now());
+            *self.last_given_up.lock() = Some(Instant::now());
         }
         connected?.map_err(ConnectError::System)?.map_err(ConnectError::Refused)
     }
 }
 
-/// Executes work on a new thread and waits for it at most `longest`. After that `unanswered` counts the thread until it ends.
-pub fn within<T: Send + 'static>(
-    longest: Duration,
+/// Executes work on a new thread, and waits for its result at most `max_time`. If that is over, `unanswered` counts the thread until
+/// the work ends.
+pub fn run_within<T: Send + 'static>(
+    max_time: Duration,
     unanswered: &Arc<AtomicU32>,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, ConnectError> {
-    // The channel has no buffer: sending succeeds only if the result is received in time.
+    // The channel has no buffer, so that the thread can send its result only if the caller still waits for it.
     let ((sender, receiver), counted) = (mpsc::sync_channel(0), unanswered.clone());
     let run = move || {
         if sender.send(work()).is_err() {
@@ -75,16 +76,16 @@ pub fn within<T: Send + 'static>(
         }
     };
     thread::Builder::new().name("connect".to_owned()).spawn(run).map_err(ConnectError::System)?;
-    receiver.recv_timeout(longest).map_err(|_| {
+    receiver.recv_timeout(max_time).map_err(|_| {
         unanswered.fetch_add(1, Ordering::Relaxed);
         ConnectError::Silent
     })
 }
 
-/// Catches the panic of `postgres` if the system refuses it a runtime. Looks for free descriptors first, as a panic is
-/// reported on standard error. Another thread may take them before `connect` does.
+/// Executes `connect`, and returns an error if the system lacks descriptors or memory for it. `postgres` panics then, which standard
+/// error would show: so this looks for free descriptors first, and catches the panic if another thread has taken them since.
 fn without_panic<T>(connect: impl FnOnce() -> T) -> io::Result<T> {
-    // Opens pairs of sockets to find free descriptors: a jail may lack `/dev/null`.
+    // Opens pairs of sockets to count free descriptors. A file would do, but a jail may have none, not even `/dev/null`.
     let free: io::Result<Vec<_>> = (0..CONNECT_DESCRIPTORS / 2).map(|_| UnixStream::pair()).collect();
     drop(free?);
     catch_unwind(AssertUnwindSafe(connect))

@@ -1,94 +1,91 @@
-//! Looks for a pooler that lends its sessions for one transaction each: then they keep no statements and no settings.
+//! Finds out whether a pooler lends its sessions to each client for one transaction. Such sessions keep no statements and no settings.
 
 use super::Servers;
-use super::bounded::{CONNECT_TIMEOUT, within};
+use super::bounded::{MAX_CONNECT_TIME, run_within};
 use crate::config::Config;
 use postgres::Client;
 use std::time::Instant;
 use std::{mem, sync::Arc};
 
-/// Finding about a pooler in transaction mode.
+/// The finding about a pooler that lends its sessions.
 pub const POOLER_LENDS: &str =
     "a pooler lends its sessions for one transaction each: userd serves as with DB_PREPARED=false";
 
-/// Tells whether each session belongs to one client, or a pooler lends sessions, and how that is known.
+/// The knowledge about sessions: each belongs to userd alone, or a pooler lends it to other clients between two transactions.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Sessions {
-    /// Sessions are userd's own: `db_prepared` is true and no look is wanted.
-    SetOwn,
+    /// The first session will show it.
+    Unknown,
+    /// Sessions are userd's own, as far as a look has shown, or because no look is wanted.
+    Own,
     /// Sessions are lent: `db_prepared` is false.
     SetLent,
-    /// Not known yet: the first session shows it.
-    Unknown,
-    /// Sessions are userd's own, as far as a look has shown.
-    FoundOwn,
-    /// Sessions are lent, as a look or a statement has shown.
+    /// Sessions are lent, as a look or a failed statement has shown.
     FoundLent,
 }
 
 impl Sessions {
     /// Returns what the settings say about sessions.
-    pub fn of(config: &Config) -> Sessions {
+    pub fn from_config(config: &Config) -> Sessions {
         match (config.db_prepared, config.find_pooler) {
             (false, _) => Sessions::SetLent,
-            (true, false) => Sessions::SetOwn,
+            (true, false) => Sessions::Own,
             (true, true) => Sessions::Unknown,
         }
     }
 
     /// Returns whether sessions certainly keep settings.
     pub fn keep_settings(self) -> bool {
-        matches!(self, Sessions::SetOwn | Sessions::FoundOwn)
+        self == Sessions::Own
     }
 
-    /// Returns whether sessions may keep statements.
+    /// Returns whether sessions may keep prepared statements.
     pub fn keep_statements(self) -> bool {
         !matches!(self, Sessions::SetLent | Sessions::FoundLent)
     }
 }
 
 impl Servers {
-    /// Returns what is known of the sessions.
+    /// Returns what is known about sessions by now.
     pub fn sessions(&self) -> Sessions {
         *self.sessions.lock()
     }
 
-    /// Records whether a pooler lends sessions, unless the settings decide it. Returns true if the knowledge is
-    /// new.
-    pub fn learn(&self, is_lent: bool) -> bool {
+    /// Records whether a pooler lends sessions, unless `db_prepared` is false. Returns true if that is new.
+    pub fn record_lent(&self, is_lent: bool) -> bool {
         let mut sessions = self.sessions.lock();
         let known = match (*sessions, is_lent) {
-            (Sessions::Unknown, false) => Sessions::FoundOwn,
-            (Sessions::Unknown | Sessions::FoundOwn, true) => Sessions::FoundLent,
+            (Sessions::Unknown, false) => Sessions::Own,
+            (Sessions::Unknown | Sessions::Own, true) => Sessions::FoundLent,
             (known, _) => known,
         };
         mem::replace(&mut *sessions, known) != known
     }
 
-    /// Returns whether a pooler lends its sessions for one transaction each: several of them serve one client, or one serves
-    /// two. Blocks for up to two seconds; false if it cannot be told by then, as of a pooler with one session.
-    pub fn lends(&self, mut client: Client) -> bool {
-        /// The most looks: another client of the pooler may use the session between two statements.
+    /// Returns whether a pooler lends the session of a client: several server processes serve this client, or one of them also serves
+    /// a second client. Blocks for up to two seconds. Returns false if that shows nothing, as with a pooler that has one session.
+    pub fn is_lent(&self, mut client: Client) -> bool {
+        /// The number of looks: another program may have the server process during some of them.
         const MAX_LOOKS: usize = 8;
-        let deadline = Instant::now() + CONNECT_TIMEOUT;
-        let Ok(mut other) = self.open("", None, CONNECT_TIMEOUT) else { return false };
+        let deadline = Instant::now() + MAX_CONNECT_TIME;
+        let Ok(mut other) = self.open_session("", None, MAX_CONNECT_TIME) else { return false };
         let look = move || {
-            let began = session(&mut client)?;
+            let first = server_process(&mut client)?;
             for _ in 0..MAX_LOOKS {
-                let (of_other, own) = (session(&mut other)?, session(&mut client)?);
-                if own != began || of_other == own {
+                let (second, own) = (server_process(&mut other)?, server_process(&mut client)?);
+                if own != first || second == own {
                     return Ok(true);
                 }
             }
             Ok::<_, postgres::Error>(false)
         };
         let left = deadline.saturating_duration_since(Instant::now());
-        matches!(within(left, &Arc::default(), look), Ok(Ok(true)))
+        matches!(run_within(left, &Arc::default(), look), Ok(Ok(true)))
     }
 }
 
-/// Returns the session of the server that serves a client now.
-fn session(client: &mut Client) -> Result<String, postgres::Error> {
-    const SESSION: &str = "select pg_backend_pid()::text || pg_postmaster_start_time()::text";
-    client.query_typed_one(SESSION, &[]).map(|row| row.get(0))
+/// Returns a text that identifies the server process which serves a client now.
+fn server_process(client: &mut Client) -> Result<String, postgres::Error> {
+    const SERVER_PROCESS: &str = "select pg_backend_pid()::text || pg_postmaster_start_time()::text";
+    client.query_typed_one(SERVER_PROCESS, &[]).map(|row| row.get(0))
 }

@@ -1,5 +1,5 @@
-//! TLS to the database, by rustls. Owns how far a server's certificate is verified. Must not know where settings come
-//! from. Installs nothing process-wide: the crypto provider goes with each configuration.
+//! TLS to the database, by rustls: decides how far a server's certificate is verified. Does not know where settings come from. Installs
+//! no crypto provider for the process: each configuration has its own.
 
 #[cfg(test)]
 #[cfg(feature = "tls")]
@@ -10,33 +10,33 @@ use std::path::PathBuf;
 #[cfg(feature = "tls")]
 pub use verified::{Connector, connector};
 
-/// The settings of TLS. `ssl_mode` of `postgres::Config` says if TLS is used.
+/// The settings of TLS connections. Whether a connection uses TLS is in `ssl_mode` of `postgres::Config`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsSettings {
-    /// The extent to which the server's certificate is verified.
+    /// How far the server's certificate is verified.
     pub verify: Verify,
-    /// PEM file of the certificates to trust; `None`: the system's.
+    /// The PEM file of certificates to trust. If it is `None`, the system's certificates are trusted.
     pub roots: Option<PathBuf>,
-    /// PEM files of the certificate (chain) and private key to show to the server.
+    /// The PEM files of the certificate that userd shows to the server, and of its private key.
     pub client: Option<(PathBuf, PathBuf)>,
 }
 
-/// The extent to which a server's certificate is verified. The server proves in any case that it owns the key.
+/// How far a server's certificate is verified. In each case the server proves that it owns the key of the certificate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verify {
-    /// No verification: the connection is encrypted, but to any server that answers.
+    /// Verifies nothing: the connection is encrypted, but any server is accepted.
     #[default]
     Nothing,
-    /// The dates of the certificate are valid, and a trusted authority signed it, or it is itself trusted.
+    /// Verifies the dates of the certificate, and that a trusted authority has signed it or that it is trusted itself.
     Chain,
-    /// Everything that `Chain` verifies, and also that it names the host.
+    /// Verifies as `Chain`, and also that the certificate names the host.
     ChainAndName,
 }
 
 #[cfg(not(feature = "tls"))]
 pub use postgres::NoTls as Connector;
 
-/// Returns a connector that never speaks TLS: a target that requires it is refused before.
+/// Returns a connector without TLS. `Target` has refused settings that require TLS before.
 #[cfg(not(feature = "tls"))]
 pub fn connector(_: &TlsSettings) -> Result<Connector, String> {
     Ok(Connector)
@@ -55,35 +55,31 @@ mod verified {
     use std::os::unix::fs::MetadataExt;
     use std::{fmt::Display, fs, path::Path, sync::Arc};
 
-    /// The signature of a handshake is verified with the key of a certificate, and rustls reads version 3 alone.
-    const NOT_X509_V3: &str = "the server's certificate is not of X.509 version 3: sign it anew with \
-        `openssl x509 -req -extfile FILE ...`, where FILE holds the line subjectAltName = DNS:NAME-OF-THE-SERVER";
+    /// The problem of a certificate that rustls cannot read, as it reads X.509 version 3 alone. Any extension makes it version 3.
+    const NOT_X509_V3: &str = "is not of X.509 version 3: sign it anew with \
+        `openssl x509 -req -extfile FILE ...`, where FILE holds the line subjectAltName = DNS:NAME-OF-ITS-OWNER";
 
-    /// The certificate of the settings is of a version that rustls does not read.
-    const CLIENT_NOT_X509_V3: &str = "is no certificate of X.509 version 3: sign it anew with \
-        `openssl x509 -req -extfile FILE ...`, where FILE holds the line extendedKeyUsage = clientAuth";
-
-    /// The certificate has another authority than those of the settings or of the system.
-    const OTHER_AUTHORITY: &str = "no trusted authority has signed the server's certificate: DB_SSL_CA, or sslrootcert in \
+    /// The problem of a server's certificate that no authority of the settings, or of the system, has signed.
+    const UNTRUSTED: &str = "no trusted authority has signed the server's certificate: DB_SSL_CA, or sslrootcert in \
         DATABASE_URL, names the file of its authority";
 
-    /// Connector of every connection, whether it speaks TLS or not. Cloning is cheap.
+    /// The type that opens connections with or without TLS. A clone of it is cheap.
     pub type Connector = tokio_postgres_rustls::MakeRustlsConnect;
 
-    /// Returns a connector that speaks TLS by these settings. Reads the named files, or the system's certificates, once:
-    /// blocks on the file system only. An error is a line that names the file.
+    /// Returns a connector for TLS by these settings. Reads the files of the settings, or the system's certificates, and blocks
+    /// meanwhile. An error is a line that names the file.
     pub fn connector(settings: &TlsSettings) -> Result<Connector, String> {
         let provider = Arc::new(ring::default_provider());
         let trusted = match (settings.verify, &settings.roots) {
             (Verify::Nothing, _) => Vec::new(),
-            (_, Some(file)) => certificates(file)?,
-            // Reads the system's certificates from the files that OpenSSL would read.
+            (_, Some(file)) => read_certificates(file)?,
+            // Reads the certificates of the system from the files that OpenSSL reads.
             (_, None) => rustls_native_certs::load_native_certs().certs,
         };
         if trusted.is_empty() && settings.verify != Verify::Nothing {
             return Err("no system certificates found: install ca-certificates, or name a file".to_owned());
         }
-        // Certificates that cannot be parsed are left out: the store of a system has some.
+        // Leaves out certificates that cannot be parsed: the store of a system may have some.
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(trusted.iter().cloned());
         let algorithms = provider.signature_verification_algorithms;
@@ -95,31 +91,33 @@ mod verified {
             .with_custom_certificate_verifier(Arc::new(verifier));
         let mut config = match &settings.client {
             Some((certificate, key)) => {
-                let private = PrivateKeyDer::from_pem_slice(&read(key)?)
+                let private = PrivateKeyDer::from_pem_slice(&read_pem(key)?)
                     .map_err(|_| unusable(key, "holds no unencrypted PEM private key"))?;
-                if is_open(key) {
+                if is_too_open(key) {
                     log::warn!("{}", unusable(key, "can be read by others: chmod 600"));
                 }
-                let built = builder.with_client_auth_cert(certificates(certificate)?, private);
+                let built = builder.with_client_auth_cert(read_certificates(certificate)?, private);
                 built.map_err(|error| match error {
-                    Error::InvalidCertificate(_) => unusable(certificate, CLIENT_NOT_X509_V3),
+                    Error::InvalidCertificate(_) => unusable(certificate, NOT_X509_V3),
                     error => unusable(key, error),
                 })?
             }
             None => builder.with_no_client_auth(),
         };
-        // The protocol `postgresql` is offered: sslnegotiation=direct requires it, and libpq always sends it.
+        // Offers the protocol `postgresql` by ALPN, as libpq does, because sslnegotiation=direct requires it.
         config.alpn_protocols = vec![b"postgresql".to_vec()];
-        // Sessions are not resumed: a resumed session would not verify a certificate that may have expired since.
+        // Resumes no TLS session: a resumption would not verify the certificate, which may have expired.
         config.resumption = Resumption::disabled();
         Ok(Connector::new(config))
     }
 
+    /// Verifies the certificates of servers as far as the settings say.
     #[derive(Debug)]
     struct Verifier {
         verify: Verify,
+        /// The certificates that are trusted.
         trusted: Vec<CertificateDer<'static>>,
-        /// The trusted certificates in the form of webpki.
+        /// The trusted certificates in the form that webpki needs.
         roots: RootCertStore,
         algorithms: WebPkiSupportedAlgorithms,
     }
@@ -134,18 +132,18 @@ mod verified {
             now: UnixTime,
         ) -> Result<ServerCertVerified, Error> {
             let parsed = ParsedCertificate::try_from(certificate)
-                .map_err(|_| Error::General(NOT_X509_V3.to_owned()))?;
+                .map_err(|_| Error::General(format!("the server's certificate {NOT_X509_V3}")))?;
             if self.verify == Verify::Nothing {
                 return Ok(ServerCertVerified::assertion());
             }
             let all = self.algorithms.all;
             match verify_server_cert_signed_by_trust_anchor(&parsed, &self.roots, intermediates, now, all) {
-                // A trusted certificate that is marked as an authority's, as `openssl req -x509` makes it: webpki
-                // refuses it after it has looked at the dates.
+                // Accepts a trusted certificate that is marked as an authority's, as `openssl req -x509` makes it:
+                // webpki refuses such a certificate, but only after its dates have passed.
                 Err(Error::InvalidCertificate(CertificateError::Other(_)))
                     if self.trusted.contains(certificate) => {}
                 Err(Error::InvalidCertificate(CertificateError::UnknownIssuer)) => {
-                    return Err(Error::General(OTHER_AUTHORITY.to_owned()));
+                    return Err(Error::General(UNTRUSTED.to_owned()));
                 }
                 result => result?,
             }
@@ -178,10 +176,10 @@ mod verified {
         }
     }
 
-    /// Reads every certificate of a PEM file, at least one.
-    fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
-        let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(path)?).collect();
-        match found {
+    /// Returns the certificates of a PEM file. Fails if there is none.
+    fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+        let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read_pem(path)?).collect();
+        match certificates {
             Ok(certificates) if !certificates.is_empty() => Ok(certificates),
             _ => {
                 Err(unusable(path, "holds no PEM certificate, as `openssl x509 -in FILE -out NEW` writes it"))
@@ -189,17 +187,19 @@ mod verified {
         }
     }
 
-    /// Reads a file of PEM, which may begin with a byte order mark.
-    fn read(path: &Path) -> Result<Vec<u8>, String> {
+    /// Returns the bytes of a PEM file without the byte order mark that some programs write.
+    fn read_pem(path: &Path) -> Result<Vec<u8>, String> {
         let bytes = fs::read(path).map_err(|error| unusable(path, format!("cannot be read: {error}")))?;
         Ok(bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes).to_vec())
     }
 
-    /// Returns whether libpq would refuse a key, because more than its owner, or the group of a file of root's, may read it.
-    fn is_open(key: &Path) -> bool {
+    /// Returns whether libpq would refuse the file of a key because too many users may read it: it may be the owner's alone, and root's
+    /// file may be readable for its group.
+    fn is_too_open(key: &Path) -> bool {
         fs::metadata(key).is_ok_and(|file| file.mode() & if file.uid() == 0 { 0o037 } else { 0o077 } != 0)
     }
 
+    /// Returns the line that says why a file cannot be used.
     fn unusable(path: &Path, why: impl Display) -> String {
         format!("{} {why}", path.display())
     }

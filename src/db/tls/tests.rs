@@ -1,4 +1,4 @@
-//! TLS against real servers: a private PostgreSQL for each certificate, each on a free port.
+//! Tests TLS with real servers: a private PostgreSQL for each certificate, each on a free port.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -16,7 +16,7 @@ use crate::db::explain;
 use crate::db::target::Target;
 use tls_servers::{Cluster, Pki};
 
-// Shared with the tests of the command over TLS.
+// These modules are also in tests/it, for the tests of the command over TLS.
 #[allow(dead_code, reason = "tests/deploy uses the rest")]
 #[path = "../../../tests/it/support/account.rs"]
 mod account;
@@ -28,13 +28,13 @@ mod tls_servers;
 use account::Account;
 use machine::{TempDir, free_port, pause, programs_of_postgres};
 
-/// "tls" or "plain" when connected, else the one-line explanation.
+/// Connects. Returns "tls" or "plain", or the line that explains the error.
 fn connect(target: &Target) -> String {
     let connector = match connector(&target.tls) {
         Ok(connector) => connector,
         Err(error) => return format!("connector: {error}"),
     };
-    // The type that the service uses, for every mode.
+    // Connects by the type that the service uses for every mode of TLS.
     let manager = r2d2_postgres::PostgresConnectionManager::new(target.hosts[0].clone(), connector);
     match r2d2::ManageConnection::connect(&manager) {
         Ok(mut client) => {
@@ -52,6 +52,7 @@ fn connect(target: &Target) -> String {
     }
 }
 
+/// Parses a connection string and connects. Returns what `connect` does, or the error of the string.
 fn parse_and_connect(text: &str) -> String {
     match Target::parse(text, None) {
         Ok(target) => connect(&target),
@@ -59,9 +60,9 @@ fn parse_and_connect(text: &str) -> String {
     }
 }
 
-/// Checks rows of `host | parameters | outcome`, as keywords and as URL. In them `$` is the directory
-/// of certificates, `TLS!` a failed handshake, `REFUSED` a refused server certificate, `…` any rest of a line.
-fn table(port: u16, pki: &Pki, rows: &str) {
+/// Checks rows of `host | parameters | outcome`, once as keywords and once as a URL. In a row, `$` stands for the directory of
+/// certificates, `TLS!` for a failed handshake, `REFUSED` for a refused server certificate, and `…` for any end of a line.
+fn assert_rows(port: u16, pki: &Pki, rows: &str) {
     let rows = rows
         .replace('$', pki.path("").to_str().unwrap())
         .replace("REFUSED", "TLS! invalid peer certificate:")
@@ -89,7 +90,7 @@ fn server_certificates() {
     let cluster = Cluster::new();
     let with = |name: &str, rows: &str| {
         let server = cluster.start(Some(pki.server(name)), "");
-        table(server.port, &pki, &rows.replace("SOCKET", &cluster.socket_directory()));
+        assert_rows(server.port, &pki, &rows.replace("SOCKET", &cluster.socket_directory()));
     };
 
     with(
@@ -172,7 +173,7 @@ fn server_certificates() {
         localhost | sslmode=verify-full sslrootcert=$/ed25519.crt | tls
     ",
     );
-    // `openssl req -x509`, as PostgreSQL's manual has it: self-signed, marked as an authority.
+    // This certificate signs itself and is marked as an authority, as `openssl req -x509` in PostgreSQL's manual makes it.
     with(
         "self-signed",
         r#"
@@ -195,7 +196,7 @@ fn older_tls_and_none() {
 
     let tls_1_2 = "ssl_max_protocol_version = 'TLSv1.2'";
     let server = cluster.start(Some(pki.server("good")), tls_1_2);
-    table(
+    assert_rows(
         server.port,
         &pki,
         "
@@ -204,7 +205,7 @@ fn older_tls_and_none() {
     );
     drop(server);
     let server = cluster.start(None, "");
-    table(
+    assert_rows(
         server.port,
         &pki,
         "
@@ -216,7 +217,7 @@ fn older_tls_and_none() {
     );
     let port = server.port;
     drop(server);
-    table(
+    assert_rows(
         port,
         &pki,
         "
@@ -232,14 +233,14 @@ fn client_certificates() {
     let ca = format!("ssl_ca_file = '{}'", pki.path("ca.crt").display());
     cluster.allow("hostssl all u all cert");
     let server = cluster.start(Some(pki.server("good")), &ca);
-    table(server.port, &pki, "
+    assert_rows(server.port, &pki, "
         localhost | sslmode=require sslcert=$/client.crt sslkey=$/client.key | tls
         localhost | sslmode=verify-full sslrootcert=$/ca.crt sslcert=$/client.crt sslkey=$/client.key | tls
         localhost | sslmode=require | FATAL: connection requires a valid client certificate (28000)
         localhost | sslmode=require sslcert=$/client.crt sslkey=$/ca.key | connector: $/ca.key …
         localhost | sslmode=require sslcert=$/client.crt sslkey=$/ca.crt | connector: $/ca.crt holds no unencrypted PEM private key
     ");
-    // Files as other programs write them.
+    // Other programs write these files with a byte order mark, as a trusted certificate, in DER or as X509.
     for name in ["client.crt", "client.key", "ca.crt"] {
         let text = fs::read_to_string(pki.path(name)).unwrap();
         fs::write(pki.path(&format!("bom-{name}")), format!("\u{feff}{text}")).unwrap();
@@ -256,10 +257,9 @@ fn client_certificates() {
     fs::write(pki.path("extensions"), "extendedKeyUsage = clientAuth\n").unwrap();
     pki.openssl(&format!("{sign} v1.crt"));
     pki.openssl(&format!("{sign} v3.crt -extfile extensions"));
-    let version =
-        "is no certificate of X.509 version 3: sign it anew with `openssl x509 -req -extfile FILE ...`…";
+    let version = "is not of X.509 version 3: sign it anew with `openssl x509 -req -extfile FILE ...`…";
     let format = "holds no PEM certificate, as `openssl x509 -in FILE -out NEW` writes it";
-    table(server.port, &pki, &format!("
+    assert_rows(server.port, &pki, &format!("
         localhost | sslmode=verify-full sslrootcert=$/bom-ca.crt sslcert=$/bom-client.crt sslkey=$/bom-client.key | tls
         localhost | sslmode=require sslcert=$/v1.crt sslkey=$/v1.key | connector: $/v1.crt {version}
         localhost | sslmode=require sslcert=$/v3.crt sslkey=$/v1.key | tls
@@ -270,7 +270,7 @@ fn client_certificates() {
         localhost | sslmode=verify-full sslrootcert=$/x509-new.crt sslcert=$/v3.crt sslkey=$/v1.key | tls
         localhost | sslmode=verify-full sslrootcert=$/der-new.crt sslcert=$/v3.crt sslkey=$/v1.key | tls
     "));
-    // The server may have closed before its alert is read, so only that it fails is certain.
+    // The text of the error differs, because the server may have closed the connection before its alert is read.
     let line = parse_and_connect(&format!(
         "host=localhost port={} user=u sslmode=require sslcert={1}/other-client.crt \
          sslkey={1}/other-client.key",
@@ -303,8 +303,7 @@ fn single_settings() {
     }
 }
 
-/// A server that shows a certificate without owning its key is refused even where the certificate
-/// itself is not looked at.
+/// A server that does not own the key of its certificate is refused, even if the certificate is not verified.
 #[test]
 fn stolen_certificates() {
     let pki = Pki::new();
