@@ -7,7 +7,7 @@ pub use crate::db::counts::compare as compare_counts;
 pub use crate::db::findings::{Finding, Weight};
 
 use crate::db::connect::Servers;
-use crate::db::findings::{MIGRATION_OBSTACLES, add_findings, add_hazards};
+use crate::db::findings::{MIGRATION_OBSTACLES, add_findings, find_hazards};
 use crate::db::migrate::{Migrations, connect_migrated, find_other_schemas, refuse_one_session};
 use crate::db::{counts, session::query_lines};
 use crate::{config::Config, error::StartError};
@@ -142,7 +142,7 @@ fn examine(config: &Config, options: Options, findings: &mut Vec<Finding>) -> Re
     let line = format!("its encoding is {encoding}, not UTF8: names and addresses that do not fit get 500");
     add_findings(findings, Note, "database", (encoding != "UTF8").then_some(line));
     let missing = migrations.find_missing(&servers, client, false);
-    add_hazards(&servers, client, missing.is_ok(), findings)?;
+    findings.extend(find_hazards(&servers, client, missing.is_ok())?);
     match missing {
         Err(line) => add_findings(findings, Problem, "migrations", [line]),
         Ok(Some(names)) => {
@@ -165,19 +165,15 @@ fn examine(config: &Config, options: Options, findings: &mut Vec<Finding>) -> Re
             // Stops after a finding about the tables: every create fails then, or no trigger fires, and further
             // findings would hide the only remedy.
             if !findings.iter().any(|finding| finding.subject == "tables") {
-                findings.extend(examine_service(client, &migrations, options)?);
+                findings.extend(find_flaws(client, &migrations, options)?);
             }
         }
     }
     Ok(())
 }
 
-/// Returns the findings of a database that has all migrations.
-fn examine_service(
-    client: &mut Client,
-    migrations: &Migrations,
-    options: Options,
-) -> Result<Vec<Finding>, Error> {
+/// Returns the flaws of a database that has all migrations, or a line that says that a service does not meet one.
+fn find_flaws(client: &mut Client, migrations: &Migrations, options: Options) -> Result<Vec<Finding>, Error> {
     let mut findings = trial::try_service(client, migrations, options.changes)?;
     if findings.is_empty() {
         let line = "creates, reads, changes and deletes do what they should";

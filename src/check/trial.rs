@@ -6,7 +6,8 @@ use crate::db::migrate::{GRANTS_HINT, Migrations, in_one_line};
 use crate::db::{TABLES, WRITTEN, explain, is_denied, is_read_only, is_transient, lacks_unique_index};
 use crate::db::{probe::REMOVE_EXPIRED, settings};
 use crate::operations::{authenticate::*, create::*, delete::*, find::*, list::*, update::*};
-use postgres::{Client, Error, IsolationLevel, SimpleQueryMessage, SimpleQueryRow, Transaction, types::Type};
+use postgres::types::Type;
+use postgres::{Client, Error, IsolationLevel, SimpleQueryMessage as Message, SimpleQueryRow, Transaction};
 use serde_json::Value;
 use std::{collections::BTreeMap, time::Duration};
 
@@ -273,7 +274,7 @@ impl Trial<'_> {
             return Ok(true);
         }
         let mends_plan = if expected == Plan { mends } else { "" };
-        let messages = match self.plan_and_execute(sql, arguments, expected != Plan) {
+        let messages = match self.plan_statement(sql, arguments, expected != Plan) {
             Ok(messages) => messages,
             Err(error) if error.as_db_error().is_none() || is_transient(&error) => return Err(error),
             Err(error) if self.is_read_only && is_read_only(&error) => return Ok(true),
@@ -286,7 +287,7 @@ impl Trial<'_> {
             }
         };
         let mut rows = messages.iter().filter_map(|message| match message {
-            SimpleQueryMessage::Row(row) => Some(row),
+            Message::Row(row) => Some(row),
             _ => None,
         });
         // Ignores the plan of a step that expects no row: the look at the sequence may read all users.
@@ -303,15 +304,10 @@ impl Trial<'_> {
     }
 
     /// Returns the plan of a statement, as a session of a service makes it, and the rows of the statement if it is executed.
-    fn plan_and_execute(
-        &mut self,
-        sql: &str,
-        arguments: &str,
-        is_executed: bool,
-    ) -> Result<Vec<SimpleQueryMessage>, Error> {
+    fn plan_statement(&mut self, sql: &str, arguments: &str, executes: bool) -> Result<Vec<Message>, Error> {
         let fill = |text: String, (name, value): (&String, &String)| text.replace(&format!(":{name}"), value);
         let execute = format!("execute userd_check {}", self.values.iter().fold(arguments.to_owned(), fill));
-        let executed = if is_executed { &*execute } else { "" };
+        let executed = if executes { &*execute } else { "" };
         let mut savepoint = self.transaction.transaction()?;
         let answer = savepoint.simple_query(&format!(
             "prepare userd_check as {sql}; explain (format json) {execute}; {executed}; deallocate userd_check"

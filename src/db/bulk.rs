@@ -97,11 +97,7 @@ const SKIP_EXISTING: &str = r#"
         select from users where lower(users.email::text collate "C") = lower(userd_import.email collate "C"))"#;
 
 /// Begins a transaction without the limits of the role, and executes the statements `first` in it.
-fn begin_transaction<'a>(
-    client: &'a mut Client,
-    only_reads: bool,
-    first: &str,
-) -> Result<Transaction<'a>, Error> {
+fn begin_bulk<'a>(client: &'a mut Client, only_reads: bool, first: &str) -> Result<Transaction<'a>, Error> {
     let transaction = client.build_transaction().isolation_level(IsolationLevel::ReadCommitted);
     let mut transaction = transaction.read_only(only_reads).start()?;
     transaction.query_typed(SETTINGS, &[])?;
@@ -112,16 +108,13 @@ fn begin_transaction<'a>(
 /// Begins a transaction that reads all users. Has the server read the index of ids: a sort would write all users to its disk before it
 /// sends the first one.
 pub fn begin_export(client: &mut Client) -> Result<Transaction<'_>, Error> {
-    begin_transaction(
-        client,
-        true,
-        "set local enable_sort = off; set local max_parallel_workers_per_gather = 0",
-    )
+    const BY_INDEX: &str = "set local enable_sort = off; set local max_parallel_workers_per_gather = 0";
+    begin_bulk(client, true, BY_INDEX)
 }
 
 /// Begins the transaction of an import. If the session ends before the commit, nothing of the import is left.
 pub fn begin_import(client: &mut Client) -> Result<Transaction<'_>, Error> {
-    begin_transaction(client, false, CREATE_STAGE)
+    begin_bulk(client, false, CREATE_STAGE)
 }
 
 /// Calls `each` for every user, in the order of ids, with the hash of the password if `with_hashes` is set and there is one. Stops at

@@ -114,30 +114,26 @@ pub const ROW_SECURITY: &str = "\
     from unnest($1::text[]) name join pg_class on oid = to_regclass(name)::oid \
     where row_security_active(oid)";
 
-/// Adds the findings that a start logs. Stops at an error of the catalog. Columns, rules and rows of the tables are looked at only
-/// if the tables `are_ours`, as other programs may have tables of these names.
-pub fn add_hazards(
-    servers: &Servers,
-    client: &mut Client,
-    are_ours: bool,
-    findings: &mut Vec<Finding>,
-) -> Result<(), Error> {
+/// Returns the findings that a start logs. Looks at columns, rules and rows of the tables only if the tables `are_ours`, as other
+/// programs may have tables of these names.
+pub fn find_hazards(servers: &Servers, client: &mut Client, are_ours: bool) -> Result<Vec<Finding>, Error> {
+    let mut findings = Vec::new();
     let line = (servers.sessions() == Sessions::FoundLent).then_some(POOLER_LENDS);
-    add_findings(findings, Weight::Note, "database", line);
+    add_findings(&mut findings, Weight::Note, "database", line);
     // Compares the settings only if the tables are userd's, because one of the lines says that the schema in use is the
     // right one.
     if !servers.sessions().keep_statements() && are_ours {
         let lacking = settings::find_lacking(client, servers.statement_timeout())?;
-        add_findings(findings, Weight::Problem, "settings", lacking);
+        add_findings(&mut findings, Weight::Problem, "settings", lacking);
     }
-    add_findings(findings, Weight::Problem, "schema", query_lines(client, OPEN_SCHEMAS, &[])?);
+    add_findings(&mut findings, Weight::Problem, "schema", query_lines(client, OPEN_SCHEMAS, &[])?);
     if are_ours {
         for sql in [ROW_SECURITY, ADDED_RULES] {
             let lines = query_lines(client, sql, &[(&TABLES, Type::TEXT_ARRAY)])?;
-            add_findings(findings, Weight::Problem, "tables", lines);
+            add_findings(&mut findings, Weight::Problem, "tables", lines);
         }
     }
-    Ok(())
+    Ok(findings)
 }
 
 /// Adds a finding for each line.

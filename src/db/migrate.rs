@@ -1,7 +1,7 @@
 //! Migrations of the schema. refinery applies them in one transaction, and an advisory lock has one replica at a time do so.
 
 use super::connect::Servers;
-use super::findings::{MIGRATION_OBSTACLES, ROW_SECURITY, add_hazards};
+use super::findings::{MIGRATION_OBSTACLES, ROW_SECURITY, find_hazards};
 use super::session::query_lines;
 use super::sqlstate::{has_other_columns, is_denied, lacks_table};
 use super::{TABLES, explain};
@@ -343,8 +343,7 @@ fn refuse_names_of_another_program(client: &mut Client, names: &[&str]) -> Resul
 /// Logs the hazards of a database. The line about a pooler names the settings that the role lacks, too. Ignores an error: a start
 /// goes on if the catalog cannot be read.
 fn log_hazards(servers: &Servers, client: &mut Client, are_ours: bool) {
-    let mut findings = Vec::new();
-    let _ = add_hazards(servers, client, are_ours, &mut findings);
+    let findings = find_hazards(servers, client, are_ours).unwrap_or_default();
     for group in findings.chunk_by(|_, next| next.subject == "settings") {
         let lines: Vec<&str> = group.iter().map(|finding| &*finding.line).collect();
         log::warn!("{}", lines.join("; "));

@@ -8,10 +8,10 @@ use super::sqlstate::{Consequence, Failure};
 use crate::{config::Config, error::Error, metrics::Text};
 use parking_lot::Mutex;
 use postgres::Row;
-use r2d2::{ManageConnection, PooledConnection};
+use r2d2::{ManageConnection, NopErrorHandler, PooledConnection};
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// The sessions in which the statements of a service are executed.
@@ -22,7 +22,7 @@ pub struct Pool {
     acquire_timeout: Duration,
     /// The longest time that a statement may take.
     pub statement_timeout: Duration,
-    figures: Arc<Figures>,
+    figures: Figures,
 }
 
 /// Counters of waits for a session, and of statements that were executed again.
@@ -45,10 +45,8 @@ impl Pool {
         /// time between two tries.
         const MAX_RECONNECT_TIME: Duration = Duration::from_secs(1);
         let statement_timeout = servers.statement_timeout();
-        let figures = Arc::<Figures>::default();
-        let log = ConnectErrorLog { pool: Arc::downgrade(&figures), last: Mutex::default() };
         let set_up = settings::statements("set", statement_timeout);
-        let manager = SessionManager { servers: servers.clone(), set_up };
+        let manager = SessionManager { servers: servers.clone(), set_up, last_log_at: Mutex::default() };
         // Takes one thread: r2d2's default of three threads is for pools that often open many sessions.
         let threads = ScheduledThreadPool::builder()
             .num_threads(1)
@@ -62,10 +60,10 @@ impl Pool {
             .test_on_check_out(false)
             .connection_timeout(MAX_RECONNECT_TIME)
             .thread_pool(Arc::new(threads))
-            .error_handler(Box::new(log))
+            .error_handler(Box::new(NopErrorHandler))
             .build_unchecked(manager);
         let (sessions, acquire_timeout) = (Some(sessions), config.db_acquire_timeout);
-        Pool { sessions, servers, acquire_timeout, statement_timeout, figures }
+        Pool { sessions, servers, acquire_timeout, statement_timeout, figures: Figures::default() }
     }
 
     /// Executes a statement and returns its rows. With a `deadline`, the statement is a change for a request that has to be answered by
@@ -192,14 +190,25 @@ struct SessionManager {
     servers: Arc<Servers>,
     /// The statements that set up a new session.
     set_up: String,
+    /// The time of the last line about a failed connect.
+    last_log_at: Mutex<Option<Instant>>,
 }
 
 impl ManageConnection for SessionManager {
     type Connection = Session;
     type Error = ConnectError;
 
+    /// Opens a session. Logs a failure at most once a second, because each session of the pool is tried twice a second.
     fn connect(&self) -> Result<Session, ConnectError> {
-        self.servers.connect(&self.set_up)
+        self.servers.connect(&self.set_up).inspect_err(|error| {
+            let mut last = self.last_log_at.lock();
+            let is_first = last.is_none_or(|last| last.elapsed() >= Duration::from_secs(1));
+            // Logs nothing after the service is dropped: then nothing but this manager has the servers.
+            if is_first && Arc::strong_count(&self.servers) > 1 {
+                *last = Some(Instant::now());
+                log::warn!("cannot connect to the database: {error}");
+            }
+        })
     }
 
     /// Accepts every session. r2d2 never calls this here, because a check of each session that is taken would cost a round trip.
@@ -211,25 +220,5 @@ impl ManageConnection for SessionManager {
     fn has_broken(&self, session: &mut Session) -> bool {
         let is_old = session.epoch != self.servers.epoch.current();
         is_old || session.connection.is_closed()
-    }
-}
-
-/// Logs failed connects: at most one a second, as each session of the pool tries twice a second, and none after the pool is dropped.
-#[derive(Debug)]
-struct ConnectErrorLog {
-    /// A part of the pool, which shows whether the pool is dropped.
-    pool: Weak<Figures>,
-    /// The time of the last line.
-    last: Mutex<Option<Instant>>,
-}
-
-impl r2d2::HandleError<ConnectError> for ConnectErrorLog {
-    fn handle_error(&self, error: ConnectError) {
-        let mut last = self.last.lock();
-        let is_first = last.is_none_or(|last| last.elapsed() >= Duration::from_secs(1));
-        if is_first && self.pool.strong_count() > 0 {
-            *last = Some(Instant::now());
-            log::warn!("cannot connect to the database: {error}");
-        }
     }
 }
