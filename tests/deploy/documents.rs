@@ -111,10 +111,9 @@ const PAGES: [&str; 9] = [
 ];
 
 /// Pages with blocks for several servers, or with files of other systems, which tests of their own run.
-const OTHER_PAGES: [&str; 7] = [
+const OTHER_PAGES: [&str; 6] = [
     "CONTRIBUTING.md",
     "docs/backup.md",
-    "docs/clustering.md",
     "docs/import.md",
     "docs/install.md",
     "docs/operations.md",

@@ -1,5 +1,5 @@
 //! Several userd, with other programs between them and their clients or their database: the set-ups of
-//! docs/clustering.md, with the files of `examples/deploy` and the lines of that page. Only addresses are replaced.
+//! docs/clustering.md, with the files of `examples/deploy` and the lines of its page. Only addresses are replaced.
 
 use crate::{
     listening::Listening,
@@ -21,7 +21,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-const CLUSTERING: &str = include_str!("../../docs/clustering.md");
+const DEPLOY: &str = include_str!("../../examples/deploy/README.md");
 const HAPROXY: &str = include_str!("../../examples/deploy/haproxy.cfg");
 const PGBOUNCER: &str = include_str!("../../examples/deploy/pgbouncer.ini");
 const USERLIST: &str = include_str!("../../examples/deploy/userlist.txt");
@@ -51,7 +51,7 @@ fn with_ours(example: &str, ours: &[(&str, &str)]) -> String {
 
 /// The shell lines that follow `title` there, by the comments above them.
 fn chapter(title: &str) -> Vec<(&'static str, &'static str)> {
-    let (_, text) = CLUSTERING.split_once(title).unwrap_or_else(|| panic!("the page has {title}"));
+    let (_, text) = DEPLOY.split_once(title).unwrap_or_else(|| panic!("the page has {title}"));
     let (_, block) = text.split_once("\n```sh\n").expect("it has a block of shell lines");
     let (block, _) = block.split_once("```").expect("it ends");
     let parts = block.strip_prefix("# ").expect("it says where first").split("\n# ");
