@@ -298,7 +298,7 @@ impl Config {
         // The memory has to suffice for the largest page, or for a usual page while a password is hashed.
         let page = |user| page::memory(self.max_per_page as usize, user);
         let hash = (self.password_hashing.params().m_cost() as usize) << 10;
-        let work = page(user::MAX_USER_BYTES)
+        let work = page(user::MAX_USER_BYTES.next_multiple_of(1 << 10))
             .max(page(user::USUAL_USER_BYTES).saturating_add(hash))
             .saturating_add(WORK_RESERVE);
         // Twice the memory of the work: while a page is made, its rows and its text are in memory.

@@ -164,11 +164,8 @@ impl Update {
             // A change that alters nothing answers with the committed record at once, also if another transaction
             // has locked it.
             let user = operations.allowed(*id, condition)?;
-            let is_unchanged = password.is_none()
-                && name.as_ref().is_none_or(|name| *name == user.name)
-                && email.as_ref().is_none_or(|email| *email == user.email);
             match before {
-                _ if is_unchanged => return Ok(user),
+                _ if has_all_values(&user, &self.changes) => return Ok(user),
                 // There was no password to remove, or a trigger has left the change out.
                 Some(before) if before.revision() == user.revision() => return Ok(user),
                 Some(_) => return Err(Failure::Contended),
@@ -176,6 +173,15 @@ impl Update {
             }
         }
     }
+}
+
+/// Returns true if the user has all values that the changes set. A change of the password counts as a new value.
+fn has_all_values(user: &User, changes: &UserChanges) -> bool {
+    // Names all fields: a new field does not compile until it is compared here.
+    let UserChanges { name, email, password } = changes;
+    password.is_none()
+        && name.as_ref().is_none_or(|name| *name == user.name)
+        && email.as_ref().is_none_or(|email| *email == user.email)
 }
 
 impl Change for Update {

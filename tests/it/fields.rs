@@ -1,9 +1,9 @@
 //! Every field that a body may set, on each way into the table, to each answer and out of it. A field of the schemas needs a
 //! row here, and no more.
 
-use crate::support::{Client, Database, OTHER_PASSWORD, PASSWORD, Process, Service, TempDir};
+use crate::support::{Client, Database, LONG, OTHER_PASSWORD, PASSWORD, Process, Service, TempDir};
 use serde_json::{Map, Value, json};
-use std::{collections::BTreeSet, fs};
+use std::{collections::BTreeSet, fs, time::Instant};
 use userd::{
     PasswordHashing, Response,
     internals::{
@@ -57,8 +57,10 @@ fn assert_user(client: &mut Client, id: &str, expected: &Fields) {
 fn execute(service: &Service, mut commands: Vec<Command>) -> Vec<Value> {
     let operations = operations(service.server.app());
     let mut answers = vec![None; commands.len()];
+    let end = Instant::now() + LONG;
     while answers.contains(&None) {
-        let deadline = std::time::Instant::now() + crate::support::LONG;
+        assert!(Instant::now() < end, "a command is never answered: {commands:?}");
+        let deadline = Instant::now() + LONG;
         let (places, open): (Vec<usize>, Vec<_>) =
             commands.iter_mut().enumerate().filter(|(n, _)| answers[*n].is_none()).unzip();
         let open = open.into_iter().map(|command| (command, deadline)).collect();
@@ -156,9 +158,19 @@ fn fields_of_changes() {
             assert_eq!(answer.status == 200, may_be_null, "{method} {field}: {answer:?}");
             assert_user(&mut other, &id, &expected);
         }
+        // Beside the removal of a password that is not there.
+        for (field, _, value, _) in ROWS.into_iter().filter(|(field, ..)| *field != "password") {
+            let (id, mut expected) = create();
+            let path = format!("/users/{id}");
+            (expected[field], expected["password"]) = (json!(value), Value::Null);
+            for body in [json!({"password": null}), json!({"password": null, field: value})] {
+                assert_eq!(other.request(method, &path, &[], body.to_string()).status, 200);
+            }
+            assert_user(&mut other, &id, &expected);
+        }
     }
     // In a batch with a change of another user. A password is changed in a batch of one.
-    for (field, _, value, _) in ROWS.into_iter().filter(|(field, ..)| *field != "password") {
+    for (field, _, value, may_be_null) in ROWS.into_iter().filter(|(field, ..)| *field != "password") {
         let (id, mut expected) = create();
         let neighbour = other.post("/users", r#"{"name":"n","email":"n@example.com"}"#).id();
         let update = |id: &str, fields: Value| {
@@ -166,11 +178,23 @@ fn fields_of_changes() {
             let (id, condition) = (id.parse().unwrap(), Condition::default());
             Command::Update(Update { id, changes, condition, hash: None, is_single: false })
         };
-        let updates = vec![update(&neighbour, json!({"name": "m"})), update(&id, json!({ field: value }))];
-        execute(&service, updates);
-        expected[field] = json!(value);
-        assert_user(&mut other, &id, &expected);
-        assert_eq!(other.get(&format!("/users/{neighbour}")).json()["name"], "m");
+        let updates = |name, value: &Value| {
+            vec![update(&neighbour, json!({"name": name})), update(&id, json!({ field: value }))]
+        };
+        // A batch waits for no lock: it changes nothing of a user that is locked, and does not say that it has.
+        let mut lock = service.database.transaction(&format!("select from users where id = {id} for update"));
+        let (mut locked, deadline) = (updates("l", &json!(value)), Instant::now() + LONG);
+        let commands = locked.iter_mut().map(|command| (command, deadline)).collect();
+        let outcomes = operations(service.server.app()).execute(commands);
+        assert!(!matches!(outcomes[1], Outcome::Answered(_)), "{field}: {outcomes:?}");
+        lock.batch_execute("rollback").unwrap();
+        let null = may_be_null.then_some(Value::Null);
+        for value in [json!(value)].into_iter().chain(null) {
+            execute(&service, updates("m", &value));
+            expected[field] = value;
+            assert_user(&mut other, &id, &expected);
+            assert_eq!(other.get(&format!("/users/{neighbour}")).json()["name"], "m");
+        }
     }
 }
 
@@ -213,7 +237,10 @@ fn the_largest_user() {
         fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/schemas/create-user.basic.json")).unwrap();
     let schema: Value = serde_json::from_str(&text).unwrap();
     for (field, rules) in schema["properties"].as_object().unwrap() {
-        let Some(most) = rules["maxLength"].as_u64() else { continue };
+        let Some(most) = rules["maxLength"].as_u64() else {
+            assert_eq!(created.json()[field], Value::Null, "a field of an answer has a bound");
+            continue;
+        };
         // The longest text that the field may have as JSON.
         let path = format!("/users/{}", created.id());
         let longest = ["\u{1}", "\u{10348}"].into_iter().any(|character| {

@@ -53,7 +53,7 @@ fn root_becomes_the_account_of_its_postgresql() {
     }
     let (dir, argument) = directory();
     let data = dir.path().join("data");
-    let migrations = TempDir::next_release("select 1", 4);
+    let migrations = TempDir::next_release("select 1", false);
     fs::set_permissions(migrations.path(), PermissionsExt::from_mode(0o700)).unwrap();
     let refused = Process::start(&[&argument], &[("MIGRATIONS_DIR", migrations.name())]).ended().2;
     assert!(refused.contains(&format!("cannot read {}: Permission denied", migrations.name())), "{refused}");

@@ -1,7 +1,6 @@
 //! Schemas: the one that a start has found stays in use, and tables in another one are not left without a word.
 
 use crate::support::{ADA, ADA_1, Client, Database, Ended, GRACE, Process, TempDir, check};
-use std::fs;
 
 /// A database, and a role that may create in `public`.
 struct Place {
@@ -215,12 +214,7 @@ fn a_history_that_is_locked() {
 /// Migrations of a directory: theirs are found without it, and those that are built in with it.
 #[test]
 fn migrations_of_a_directory() {
-    let dir = TempDir::new();
-    for file in fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/migrations")).unwrap().map(Result::unwrap)
-    {
-        fs::copy(file.path(), dir.path().join(file.file_name())).unwrap();
-    }
-    dir.write("V4__more.sql", "alter table users add more text");
+    let dir = TempDir::next_release("alter table users add more text", true);
     for (first, then) in [(true, false), (false, true)] {
         let place = Place::new();
         let url = place.url("");

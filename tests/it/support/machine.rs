@@ -42,6 +42,16 @@ pub fn programs_of_postgres() -> PathBuf {
     PathBuf::from(format!("/usr/lib/postgresql/{newest}/bin"))
 }
 
+const MIGRATIONS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/migrations");
+
+/// The number of the last migration of this release.
+pub fn last_migration() -> u32 {
+    let files = fs::read_dir(MIGRATIONS).expect("the repository has migrations").flatten();
+    let names = files.map(|file| file.file_name().into_string().expect("names of migrations are ASCII"));
+    let numbers = names.filter_map(|name| name.strip_prefix('V')?.split_once("__")?.0.parse().ok());
+    numbers.max().expect("there is a migration")
+}
+
 /// A fresh directory, removed when dropped. Other accounts may enter it, as PostgreSQL's has to.
 pub struct TempDir(PathBuf);
 
@@ -60,16 +70,18 @@ impl TempDir {
         &self.0
     }
 
-    /// Holds the migrations of a release after this one: ours, and one more that executes `sql` and says that releases
-    /// which know migration `oldest` may use the database.
-    pub fn next_release(sql: &str, oldest: u32) -> TempDir {
+    /// Holds the migrations of a release after this one: ours, and one more that executes `sql`. It says whether this
+    /// release may use the database, too.
+    pub fn next_release(sql: &str, is_compatible: bool) -> TempDir {
         let dir = TempDir::new();
-        for file in fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/migrations")).expect("ours").flatten()
-        {
+        for file in fs::read_dir(MIGRATIONS).expect("ours").flatten() {
             fs::copy(file.path(), dir.0.join(file.file_name())).expect("a fresh directory can be written to");
         }
-        let mark = format!("'migration 4 is compatible with migration {oldest}'");
-        dir.write("V4__next.sql", &format!("{sql}; comment on table refinery_schema_history is {mark};"));
+        let (last, next) = (last_migration(), last_migration() + 1);
+        let oldest = if is_compatible { last } else { next };
+        let mark = format!("'migration {next} is compatible with migration {oldest}'");
+        let text = format!("{sql}; comment on table refinery_schema_history is {mark};");
+        dir.write(&format!("V{next}__next.sql"), &text);
         dir
     }
 

@@ -22,7 +22,7 @@ pub use database::{Compared, Database};
 pub use described::{DESCRIPTION, check_described};
 pub use http::{Answer, Client, connect_small};
 pub use load::{Books, Event, Load};
-pub use machine::{TempDir, free_port, pause, programs_of_postgres};
+pub use machine::{TempDir, free_port, last_migration, pause, programs_of_postgres};
 pub use own::{Daemon, Own, children, is_root, memory_kib, postmaster, running, users};
 pub use page::{Ended, blocks, shell};
 pub use proxy::{Proxy, Weather};
