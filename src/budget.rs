@@ -1,7 +1,7 @@
 //! The memory that is held for clients, counted against one limit.
 //!
-//! Owns the count; allocates nothing. Bytes that exist are counted even if they are too many: the frontend then closes
-//! connections, or refuses the request.
+//! Owns the count; allocates nothing. Bytes that exist are counted even if they are more than the limit: the frontend
+//! then closes connections, or refuses the request.
 
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,24 +9,27 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The pause between two looks at the count while a reservation waits for memory.
+/// The pause between two looks at the count, while a reservation waits for memory.
 const MEMORY_PAUSE: Duration = Duration::from_millis(5);
 
 /// The count of all memory that is held for clients. Clones share it.
 #[derive(Clone)]
-pub struct Budget(Arc<Counts>);
+pub struct Budget {
+    /// The bytes of the whole budget.
+    pub limit: usize,
+    counts: Arc<Counts>,
+}
 
 #[derive(Default)]
 struct Counts {
-    limit: usize,
     held: AtomicUsize,
-    /// Held by the one reservation that waits for memory.
+    /// Locked by the reservation that waits for memory; further reservations wait for this lock.
     turn: Mutex<()>,
-    /// Called while a reservation waits for memory; closes connections.
+    /// Called while a reservation waits for memory: makes the frontend close connections.
     on_shortage: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
-/// Memory that is counted, until this value is dropped.
+/// A number of bytes that are counted until this value is dropped.
 pub struct Reservation {
     budget: Budget,
     bytes: usize,
@@ -35,53 +38,43 @@ pub struct Reservation {
 impl Budget {
     /// Returns a budget of `limit` bytes.
     pub fn new(limit: usize) -> Budget {
-        Budget(Arc::new(Counts { limit, ..Counts::default() }))
+        Budget { limit, counts: Arc::default() }
     }
 
-    /// Returns the bytes of the whole budget.
-    pub fn limit(&self) -> usize {
-        self.0.limit
-    }
-
-    /// Returns the bytes that are held now, which may be more than the limit for a moment.
+    /// Returns the bytes that are held now. They may be more than the limit for a moment.
     pub fn held(&self) -> usize {
-        self.0.held.load(Ordering::Relaxed)
+        self.counts.held.load(Ordering::Relaxed)
     }
 
-    /// Returns whether more bytes are held than the budget has.
-    pub fn is_exceeded(&self) -> bool {
-        self.held() > self.limit()
-    }
-
-    /// Counts memory whether there is enough or not.
+    /// Counts bytes, even beyond the limit.
     pub fn count(&self, bytes: usize) -> Reservation {
-        self.0.held.fetch_add(bytes, Ordering::Relaxed);
+        self.counts.held.fetch_add(bytes, Ordering::Relaxed);
         Reservation { budget: self.clone(), bytes }
     }
 
-    /// Reserves memory for a hash or a large answer, before any work that comes later. Blocks until the memory is
-    /// free and earlier reservations have theirs; `None` if the deadline comes first.
+    /// Reserves memory for a hash or a large answer, before the work that needs it. Blocks until the memory is free
+    /// and earlier reservations have theirs. `None` if the deadline comes first.
     pub fn reserve(&self, bytes: usize, deadline: Instant) -> Option<Reservation> {
-        let bytes = bytes.min(self.limit());
-        // Reserves at once if the memory is free. This overtakes no reservation that waits, because its bytes are
-        // counted already.
-        let fits = |held: usize| Some(held + bytes).filter(|held| *held <= self.limit());
-        if self.0.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok() {
+        let bytes = bytes.min(self.limit);
+        // Reserves at once if the memory is free. Overtakes no reservation that waits, because the bytes of that one
+        // are counted already.
+        let fits = |held: usize| Some(held + bytes).filter(|held| *held <= self.limit);
+        if self.counts.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok() {
             return Some(Reservation { budget: self.clone(), bytes });
         }
-        let _turn = self.0.turn.try_lock_until(deadline)?;
+        let _turn = self.counts.turn.try_lock_until(deadline)?;
         let reservation = self.count(bytes);
-        while self.is_exceeded() && Instant::now() < deadline {
-            self.0.on_shortage.get().inspect(|report| report());
+        while self.held() > self.limit && Instant::now() < deadline {
+            self.counts.on_shortage.get().inspect(|report| report());
             thread::sleep(MEMORY_PAUSE);
         }
-        (!self.is_exceeded()).then_some(reservation)
+        (self.held() <= self.limit).then_some(reservation)
     }
 
-    /// Sets the function that is called again and again while a reservation waits for memory. Only the first call
-    /// of this has an effect.
+    /// Sets the function that is called every few milliseconds while a reservation waits for memory. Only the first
+    /// call has an effect.
     pub fn on_shortage(&self, report: impl Fn() + Send + Sync + 'static) {
-        let _ = self.0.on_shortage.set(Box::new(report));
+        let _ = self.counts.on_shortage.set(Box::new(report));
     }
 }
 
@@ -91,9 +84,9 @@ impl Reservation {
         self.bytes
     }
 
-    /// Makes the reservation larger or smaller, whether there is enough memory or not.
+    /// Makes the reservation larger or smaller, even beyond the limit.
     pub fn set(&mut self, bytes: usize) {
-        self.budget.0.held.fetch_add(bytes.wrapping_sub(self.bytes), Ordering::Relaxed);
+        self.budget.counts.held.fetch_add(bytes.wrapping_sub(self.bytes), Ordering::Relaxed);
         self.bytes = bytes;
     }
 }
@@ -136,8 +129,8 @@ mod tests {
         });
         let waiting = thread::spawn(move || shared.reserve(400, Instant::now() + LONG).unwrap());
         reports.recv_timeout(LONG).unwrap();
-        // No other work fits meanwhile.
-        assert!(budget.held() >= budget.limit());
+        // Shows that no other work fits meanwhile.
+        assert!(budget.held() >= budget.limit);
         drop(answers);
         assert_eq!(waiting.join().unwrap().bytes(), 400);
         assert_eq!(budget.held(), 0);
@@ -149,16 +142,17 @@ mod tests {
         let all = budget.count(900);
         assert!(budget.reserve(400, Instant::now()).is_none());
         drop(all);
-        // A hash that is larger than the budget is computed alone.
+        // Reserves the whole budget for a hash that is larger: it is computed alone.
         assert_eq!(budget.reserve(5000, Instant::now()).unwrap().bytes(), 1000);
         assert_eq!(budget.held(), 0);
     }
 
-    /// A page that does not wait is refused for memory alone, and not for another reservation that is just being made.
+    /// Checks that a page that does not wait is refused only if memory is short, and not because another reservation
+    /// is being made.
     #[test]
     fn a_reservation_that_fits_needs_no_turn() {
         let budget = Budget::new(1000);
-        let _turn = budget.0.turn.lock();
+        let _turn = budget.counts.turn.lock();
         let fitting = budget.reserve(600, Instant::now());
         assert_eq!((fitting.map(|held| held.bytes()), budget.held()), (Some(600), 0));
         let _most = budget.count(600);

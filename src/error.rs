@@ -1,7 +1,7 @@
-//! Errors of a request, and the ONE table that says how each is answered; and errors of a start.
+//! Errors of a request, and the ONE table of their answers; and errors of a start.
 //!
-//! Owns every status and text of a refusal. Knows nothing of HTTP's bytes, of sockets, of the database's client and its SQLSTATEs, or of
-//! JSON Schema. The answer never holds what the database said; `Error::log` does.
+//! Owns every status and text of a refusal. Knows nothing of HTTP's bytes, of sockets, of the database's client and
+//! its SQLSTATEs, or of JSON Schema. No answer holds what the database said; `Error::log` logs it.
 
 use serde::Serialize;
 use std::{borrow::Cow, fmt, io};
@@ -10,13 +10,13 @@ use strum::{EnumMessage, IntoStaticStr, VariantNames};
 /// The message of a violation whose value has a NUL in it, which PostgreSQL cannot store.
 pub(crate) const HAS_NUL: &str = "must not contain NUL (U+0000)";
 
-/// The media types of a patch, of which the first is the one that it has (RFC 7396).
+/// The media types that a PATCH may have: the one of a merge patch (RFC 7396), and plain JSON.
 pub(crate) const ACCEPT_PATCH: &str = "application/merge-patch+json, application/json";
 
 const ADD_HOST: &str = "ALLOWED_HOSTS does not name this host: add its name, without a port, as in \
                         ALLOWED_HOSTS=users.example,www.example";
 
-/// One thing that is wrong with a body or a query string.
+/// A violation of a rule by a member of a body or a parameter of a query.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Violation {
     /// The place of the violation: a JSON pointer into the body (`/email`) or to a query parameter (`/perPage`).
@@ -27,27 +27,27 @@ pub struct Violation {
     pub message: String,
 }
 
-/// Why a request is not answered with success.
+/// The reasons why a request gets no success.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Error {
-    /// No such route or no such record.
+    /// The path is no route, or the record does not exist.
     NotFound,
-    /// The path differs from a route's by slashes alone; holds a line that says so.
+    /// The path would be a route without its further slashes; holds a line that says so.
     FurtherSlash(String),
-    /// The path exists, the method does not; holds the value of `Allow`.
+    /// The path does not have the method; holds the value of `Allow`.
     MethodNotAllowed(String),
     /// The body sets fields that may not be mass assigned; holds their names.
     MassAssignment(Vec<String>),
     /// The body is not JSON, or not an object; holds what is wrong.
     InvalidJson(String),
-    /// The body fails its JSON Schema before the handler (declarative variant).
+    /// The body violates its JSON Schema (declarative variant).
     Invalid(Vec<Violation>),
-    /// The body fails inside the handler (parser variant, and the values of a PUT).
+    /// The body violates its JSON Schema (parser variant), or the rules for the values of a PUT.
     Unprocessable(Vec<Violation>),
-    /// The query string asks for something that cannot be.
+    /// The query has a parameter or a value that is not allowed.
     InvalidQuery(Vec<Violation>),
-    /// A body of a media type that is certainly not JSON, a patch of a kind that is not served, or a coded body.
+    /// The media type is not JSON, the patch is of a kind that is not served, or the body has a content coding.
     UnsupportedMediaType {
         /// The request is a PATCH.
         patch: bool,
@@ -56,40 +56,40 @@ pub enum Error {
     },
     /// The password is wrong, or no user has this address.
     InvalidCredentials,
-    /// `API_TOKEN` is set and the request does not carry it.
+    /// `API_TOKEN` is set, and the request has no known token.
     Unauthorized,
-    /// The request's token does not give the right to this route.
+    /// The token of the request does not give the right to this route.
     Forbidden,
-    /// A browser sent an unsafe request from another site.
+    /// A browser sent a change for a page of another origin.
     CrossOrigin,
-    /// Without a token, the request names a host that a stranger may own and that is not this service's.
+    /// No token is set, and the Host of the request is a name that a stranger may own.
     HostNotAllowed,
     /// A unique violation (SQLSTATE 23505).
     AlreadyExists,
-    /// A create has the key of an earlier one, and another body.
+    /// The create has the `Idempotency-Key` of an earlier create with another body.
     KeyReused,
-    /// A create has the key of an earlier one, whose user was deleted since.
+    /// The create has the `Idempotency-Key` of an earlier create whose user was deleted since.
     Gone,
-    /// The record is not in a state that the request allows (`If-Match`, `If-None-Match`).
+    /// The record is not in a state that the precondition allows (`If-Match`, `If-None-Match`).
     PreconditionFailed,
-    /// The database failed a statement for a reason without a variant of its own, or a connection broke after a change
-    /// was sent.
+    /// The database refused a statement for a reason without a variant of its own, or the connection broke after a
+    /// change was sent.
     Database {
-        /// The statement, without its parameters; empty when there was none yet.
+        /// The statement without its parameters; empty if there was none yet.
         sql: &'static str,
         /// The message of the database or the connection.
         message: String,
-        /// The SQLSTATE; empty where the connection broke.
+        /// The SQLSTATE; empty if the connection broke.
         code: String,
     },
     /// The request cannot be executed now: a resource or the database did not answer in time, or the database takes no
     /// changes; holds the reason.
     Unavailable(Cow<'static, str>),
-    /// The service cannot take the request now; holds why.
+    /// The service is too busy for the request; holds the reason.
     Busy(BusyReason),
-    /// A relation that was not loaded was accessed while that is prevented; holds its name.
+    /// A relation that was not loaded was accessed, which is prevented outside of production; holds its name.
     LazyLoadingViolation(&'static str),
-    /// A panic, or an invariant that does not hold; holds what is known of it.
+    /// A panic, or an invariant that does not hold; holds a description.
     Internal(String),
     /// The request breaks a rule of HTTP, or of the part of HTTP that userd serves; holds the rule.
     BadRequest(&'static str),
@@ -97,17 +97,17 @@ pub enum Error {
     RequestTimeout,
     /// The body is longer than `Limits` allow.
     ContentTooLarge,
-    /// The request line is longer than allowed.
+    /// The request line is longer than `Limits` allow.
     UriTooLong,
     /// `Expect` asks for something other than `100-continue`.
     ExpectationFailed,
-    /// A peer has sent too many wrong passwords for an account; holds the seconds after which it may retry.
+    /// The peer has sent too many wrong passwords for an account; holds the seconds after which it may retry.
     TooManyAttempts(u64),
-    /// The header fields are longer, or more, than allowed.
+    /// The head has too many bytes or too many fields.
     HeadTooLarge,
-    /// An HTTP version that is not served here.
+    /// The HTTP version is not served.
     VersionNotSupported,
-    /// A method or a transfer coding that is not served on any path; holds which.
+    /// The method or the transfer coding is not served on any path; holds which.
     NotImplemented(&'static str),
 }
 
@@ -127,7 +127,8 @@ impl Error {
             Error::Invalid(violations) => invalid(400, "Validation failed", violations),
             Error::Unprocessable(violations) => invalid(422, "", violations),
             Error::InvalidQuery(violations) => invalid(400, "Invalid query", violations),
-            // By Accept-Encoding a client knows that the coding is at fault (RFC 9110, 12.5.3).
+            // Names the coding that is accepted, by which a client knows that its coding was at fault (RFC 9110,
+            // 12.5.3).
             Error::UnsupportedMediaType { patch, coded } => {
                 let message = match (coded, patch) {
                     (true, _) => "bodies with a Content-Encoding are not decoded: send plain JSON",
@@ -141,8 +142,8 @@ impl Error {
                 let answer = if *patch { answer.with("Accept-Patch", accepted) } else { answer };
                 if *coded { answer.with("Accept-Encoding", "identity") } else { answer }
             }
-            // A 401 has to name a scheme (RFC 9110, 15.5.2). This one is private: browsers ask for a password by
-            // themselves where they know the scheme.
+            // Names a private scheme, as a 401 has to name one (RFC 9110, 15.5.2): a browser that knows the scheme
+            // would ask for a password by itself.
             Error::InvalidCredentials => {
                 fixed(401, "Invalid credentials").with("WWW-Authenticate", "Userd-Password")
             }
@@ -203,7 +204,7 @@ impl Refusal<'_> {
 }
 
 fn mass_assignment(fields: &[String]) -> String {
-    /// The most fields that are named, as the answer must not repeat a body of thousands of fields.
+    /// The most fields that are named: the answer must not repeat a body of thousands of fields.
     const MAX_NAMED_FIELDS: usize = 10;
     let named: Vec<String> =
         fields.iter().take(MAX_NAMED_FIELDS).map(|field| format!("\"{field:.64}\"")).collect();
@@ -230,7 +231,8 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Why the service cannot take a request, or gives one up. Its name in `snake_case` is its label in figures.
+/// The reasons why the service cannot take a request, or gives one up. The name in `snake_case` is the label in
+/// figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, EnumMessage, IntoStaticStr, VariantNames)]
 #[strum(serialize_all = "snake_case")]
 pub enum BusyReason {
@@ -258,31 +260,32 @@ impl BusyReason {
     }
 }
 
-/// A variable that cannot be used.
+/// A setting that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{variable}: {problem}")]
 pub struct ConfigError {
-    /// Name of the variable, or of the field if no variable sets it.
+    /// The name of the variable; the name of the field if no variable sets it.
     pub variable: &'static str,
-    /// The problem with its value, never a secret's text.
+    /// The problem with the value, without the text of a secret.
     pub problem: String,
 }
 
-/// Why a server did not start. Each is one clear line, and nothing is left running.
+/// The reasons why a server did not start. Each is one line, and nothing is left running.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
     /// A setting that cannot be used.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// No connection to the database within `db_connect_timeout`, or a refusal that a retry would not change.
+    /// No connection to the database was made within `db_connect_timeout`, or the server refused one for a reason that
+    /// a retry would not change.
     #[error("cannot connect to the database: {0}")]
     Database(String),
     /// The database refused a statement, or the connection broke.
     #[error("database error: {0}")]
     Statement(String),
-    /// A database for tests cannot be made: PostgreSQL's programs are missing, or its cluster does not start.
-    /// Only [`ScratchDatabase`](crate::ScratchDatabase) and the test servers return this.
+    /// A database for tests cannot be made: PostgreSQL's programs are missing, or its cluster does not start. Only
+    /// [`ScratchDatabase`](crate::ScratchDatabase) and the test servers return this.
     #[error("{0}")]
     Cluster(String),
     /// A migration could not be applied, and has changed nothing.
@@ -294,12 +297,12 @@ pub enum StartError {
     /// The address cannot be listened on.
     #[error("cannot listen on {0}: {1}; {remedy}", remedy = remedy(.0, .1))]
     Listen(String, io::Error),
-    /// The system refused a thread or a socket of our own, or allows the process too few descriptors or addresses.
+    /// The system refused a thread or a socket, or allows the process too few descriptors or threads.
     #[error("cannot start: {0}")]
     System(io::Error),
 }
 
-/// Says which migrations a database lacks.
+/// Returns which migrations a database lacks, as the end of a sentence.
 fn not_migrated(missing: &[String]) -> String {
     match missing {
         [] => "has other migrations than this userd; `userd migrate` says which".to_owned(),
@@ -307,7 +310,7 @@ fn not_migrated(missing: &[String]) -> String {
     }
 }
 
-/// Returns how to get an address that can be listened on.
+/// Returns the advice for an address that cannot be listened on.
 fn remedy(address: &str, error: &io::Error) -> &'static str {
     use io::ErrorKind::{AddrInUse, PermissionDenied};
     match (error.kind(), address.starts_with("unix:")) {

@@ -89,7 +89,7 @@
 #![warn(missing_docs)]
 #![cfg_attr(not(all(feature = "command", feature = "tls")), allow(dead_code, unused_imports))]
 
-/// The documents' Rust compiles.
+/// Compiles the Rust code of the documents.
 #[cfg(doctest)]
 #[doc = concat!(include_str!("../README.md"), include_str!("../docs/testing.md"))]
 struct Documents;

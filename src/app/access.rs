@@ -1,6 +1,6 @@
-//! Access to the routes that are not public. A change that a browser sends for a page of another origin is refused
-//! unless that origin is allowed; then the bearer token is required or, if none is set, a `Host` that is accepted
-//! (DNS rebinding).
+//! Access to the routes that are not public. Refuses a change that a browser sends for a page of another origin,
+//! unless that origin is allowed. Then requires a bearer token or, if no token is set, a `Host` that this service
+//! accepts, because of DNS rebinding.
 
 use super::routes::Callers;
 use crate::config::Config;
@@ -12,26 +12,25 @@ use subtle::ConstantTimeEq;
 
 /// The rules that every request has to pass before its route.
 pub struct Access {
-    /// Digests of the tokens, each with the callers that it stands for; none if no token is needed. Digests are equally long,
-    /// and a difference in their first bytes tells nothing of the token.
+    /// The digests of the tokens, each with the callers that the token stands for; `None` if requests need no token.
+    /// Digests are equally long, and a difference in their first bytes tells nothing of the token.
     pub(super) tokens: Option<Vec<([u8; 32], Callers)>>,
-    /// Host names that requests without a token may have, beside names that no stranger can own; `None` allows any
+    /// The host names that requests without a token may have, beside names that no stranger can own; `None` allows any
     /// name.
     hosts: Option<Vec<String>>,
-    /// Origins of pages that may send requests.
+    /// The origins of pages that may send requests.
     origins: Vec<Arc<str>>,
 }
 
 impl Access {
-    /// Returns the rules of the settings: with a token, `/users` needs it; without one, `/users` is open under the names of
-    /// `config` and of this machine.
+    /// Returns the rules of these settings. With a token, `/users` needs it. Without a token, `/users` is open under
+    /// the names in `config` and the name of this machine.
     pub fn new(config: &Config) -> Access {
         let machine = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
-        // If the setting HOST has a colon, it is an IPv6 address or the path of a socket, not a name that a request may
-        // have.
+        // Leaves out a HOST with a colon: it is an IPv6 address or the path of a socket, and no host name.
         let listening = (!config.host.contains(':')).then_some(&config.host);
         let named = config.allowed_hosts.iter().chain(listening).chain(&machine);
-        let hosts = named.map(|name| hosts::name(name).to_owned()).collect();
+        let hosts = named.map(|name| hosts::without_port(name).to_owned()).collect();
         Access {
             tokens: config.api_token.is_some().then(|| tokens(config)),
             hosts: (!config.allowed_hosts.iter().any(|name| name == "*")).then_some(hosts),
@@ -39,8 +38,8 @@ impl Access {
         }
     }
 
-    /// Admits a request of a route for these callers. Errors: [`Error::CrossOrigin`], [`Error::Unauthorized`],
-    /// [`Error::Forbidden`] or [`Error::HostNotAllowed`]. `token`: the callers that the request's token stands
+    /// Admits a request of a route for these callers, or fails with [`Error::CrossOrigin`], [`Error::Unauthorized`],
+    /// [`Error::Forbidden`] or [`Error::HostNotAllowed`]. `token`: the callers that the token of the request stands
     /// for.
     pub fn admit(
         &self,
@@ -54,9 +53,10 @@ impl Access {
             return Err(Error::CrossOrigin);
         }
         match self.tokens {
-            // Browsers send no token with a preflight, and its answer tells nothing of the users.
+            // Admits a preflight without a token: browsers send none with it, and its answer tells nothing of the
+            // users.
             Some(_) if cors.is_preflight(request) => Ok(()),
-            // Does not check the Host if a token is set, because a page of another site does not know the token.
+            // Does not look at the Host if a token is set, because a page of another site does not know the token.
             Some(_) => match token {
                 None => Err(Error::Unauthorized),
                 Some(Callers::Full) => Ok(()),
@@ -65,38 +65,38 @@ impl Access {
             },
             None => match request.header("host") {
                 Some(host) if !self.is_accepted(host) && request.peer.is_some() => Err(Error::HostNotAllowed),
-                // Checks the Host only if the client uses TCP and sends one, because no web page reaches a Unix socket,
-                // and every browser sends a Host.
+                // Looks at the Host only if the client uses TCP and sends one: no web page reaches a Unix socket, and
+                // every browser sends a Host.
                 _ => Ok(()),
             },
         }
     }
 
-    /// Returns the callers that the token of the request stands for, if it has exactly one Authorization field and the token
-    /// is known.
+    /// Returns the callers that the token of the request stands for. `None` unless the request has exactly one
+    /// Authorization field, with a known token.
     pub fn token(&self, request: &Request) -> Option<Callers> {
         let tokens = self.tokens.as_ref()?;
         let mut fields = request.fields("authorization");
         let field = fields.next().filter(|_| fields.next().is_none()).and_then(|value| value.split_once(' '));
         let bearer = field.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
         let carried = bearer.map(|(_, token)| digest(token.trim()))?;
-        // All tokens are compared, so that the time does not tell which one is similar.
+        // Compares all tokens, so that the time does not tell which token is similar.
         let equal = tokens.iter().filter(|(expected, _)| carried.ct_eq(expected).into());
         equal.fold(None, |_, (_, callers)| Some(*callers))
     }
 
-    /// Returns the CORS fields that the answer to a request needs for a page of another origin.
+    /// Returns the CORS fields that the answer to a request needs, for a browser with a page of another origin.
     pub fn cors(&self, request: &Request) -> Cors {
         let fields = request.lines().map(|(name, value)| (name, value.as_bytes()));
-        Cors::of(&self.origins, fields)
+        Cors::for_fields(&self.origins, fields)
     }
 
-    /// Returns true if the Host names this service. A page whose own name resolves to this server (DNS
-    /// rebinding) has the same origin as the service in the browser's eyes, and its GET over plain http looks like
-    /// curl's; only the name tells.
+    /// Returns true if the Host names this service. By DNS rebinding, the name of a foreign page may resolve to this
+    /// server: for the browser the page then has the origin of the service, its GET over plain http looks like curl's,
+    /// and only the name tells them apart.
     fn is_accepted(&self, authority: &str) -> bool {
         let Some(hosts) = &self.hosts else { return true };
-        let name = hosts::name(authority);
+        let name = hosts::without_port(authority);
         hosts::is_local(authority) || hosts.iter().any(|accepted| accepted.eq_ignore_ascii_case(name))
     }
 }
@@ -119,9 +119,9 @@ fn digest(text: &str) -> [u8; 32] {
     Sha256::digest(text.as_bytes()).into()
 }
 
-/// Returns whether a browser sends this change for a page of another origin, by the rules of Go 1.25's
-/// CrossOriginProtection: browsers of today name the relation in Sec-Fetch-Site, older ones send the page's Origin, which
-/// has to name this host. Clients that send neither are no browsers.
+/// Returns true if a browser sends this change for a page of another origin, by the rules of Go 1.25's
+/// CrossOriginProtection. Browsers of today tell so in Sec-Fetch-Site; older ones send the page's Origin, which has to
+/// name this host. Clients that send neither are no browsers.
 fn is_cross_origin(request: &Request) -> bool {
     let field = |name| request.header(name).filter(|value| !value.is_empty());
     match (field("sec-fetch-site"), field("origin")) {
@@ -193,7 +193,7 @@ mod tests {
             ("POST", &[("Origin", "null"), ("Host", "a:1")], false),
             ("POST", &[("Origin", "null")], false),
             ("PUT", &[("Origin", "http://evil.example"), ("Host", "a:1")], false),
-            // Sec-Fetch-Site goes before Origin.
+            // Prefers Sec-Fetch-Site to Origin.
             ("POST", &[("Sec-Fetch-Site", "same-origin"), ("Origin", "http://x"), ("Host", "a")], true),
         ];
         for (method, headers, welcome) in rows {
@@ -219,7 +219,7 @@ mod tests {
         ];
         let foreign =
             ["evil.example", "evil.example:3000", "x.users.example", "users.example.evil.example", ""];
-        // A page's GET over plain http has none of these.
+        // Sends a GET of a page over plain http, which has none of these fields.
         let markers: [&[(&str, &str)]; 4] = [
             &[],
             &[("Sec-Fetch-Site", "same-origin")],
@@ -244,7 +244,7 @@ mod tests {
                     let any =
                         Access::new(&Config { allowed_hosts: vec!["*".to_owned()], ..Config::default() });
                     assert!(admit(&any, &request, Callers::Full).is_ok(), "* is any name");
-                    // A request without an address came over a Unix socket, or over none.
+                    // Admits a request without an address, which came over a Unix socket or over none.
                     request.peer = None;
                     assert!(admit(&access(None), &request, Callers::Full).is_ok());
                 }

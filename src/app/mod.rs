@@ -1,14 +1,14 @@
-//! The service without a socket: a [`Request`] in, a [`Response`] out.
+//! The service without a socket: a function from a [`Request`] to a [`Response`].
 //!
-//! `routes` is the table of routes. A request is judged once (route, access, validation); the result is an answer, or a
-//! `Command` that the caller queues and has executed in batches. Knows the operations and the database behind them; no
-//! socket and no queue. Opening an [`App`] starts a thread that probes the database.
+//! `routes` is the table of routes. A request is judged once (route, access, validation). The result is an answer, or
+//! a `Command` that the caller queues and has executed in batches. Knows the operations and the database behind them;
+//! no socket and no queue. Opening an [`App`] starts a thread that probes the database.
 
 mod access;
 mod pages;
 mod routes;
 
-pub(crate) use routes::{Asked, find, is_answered_at_once};
+pub(crate) use routes::{Asked, find_endpoint, is_answered_at_once};
 
 use crate::config::Config;
 use crate::db::blocking::outside_of_runtimes;
@@ -26,9 +26,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use strum::VariantNames;
 
-/// A request that was judged.
+/// The result of judging a request.
 pub(crate) enum Judged {
+    /// The request is valid: this command is to be executed.
     Execute(Command),
+    /// The request is answered without a command.
     Answer(Response),
 }
 
@@ -36,24 +38,26 @@ pub(crate) enum Judged {
 pub struct App {
     pub(crate) operations: Operations,
     pub(crate) access: Access,
-    /// The page for the browser is served.
+    /// True if the service has the page for the browser (`/ui`).
     pub(crate) ui: bool,
     prober: Prober,
-    /// The answer of `/openapi.json`, made when it is first asked for.
+    /// The answer of `/openapi.json`, which is made when a client first asks for it.
     description: OnceLock<Response>,
-    /// `/readyz` reports the service as unready.
+    /// True once the service stops: `/readyz` then reports it as unready.
     stopping: AtomicBool,
     pub(crate) metrics: Arc<Metrics>,
-    /// Held while a large body is parsed, so that one is parsed at a time: a body may become many times as large.
+    /// Locked while a large body is parsed, so that one is parsed at a time: as a value, a body may take many times
+    /// its length.
     parsing: Mutex<()>,
 }
 
 impl App {
-    /// Opens the service without a server: connects to the database and migrates it. `host`, `port` and `workers` have no
-    /// effect.
+    /// Opens the service without a server: connects to the database and migrates it. `host`, `port` and `workers` have
+    /// no effect.
     ///
-    /// Blocks for up to `db_connect_timeout`, and as long as the migrations take, also if another replica migrates first. May be called from within an async runtime, whose thread it blocks as well. After an error nothing is
-    /// left running.
+    /// Blocks for up to `db_connect_timeout`, and as long as the migrations take, also while another replica migrates.
+    /// May be called from within an async runtime, whose thread it blocks as well. After an error nothing is left
+    /// running.
     pub fn open(config: &Config) -> Result<App, StartError> {
         App::open_at(config, false)
     }
@@ -81,12 +85,12 @@ impl App {
 
     /// Answers a request. An error is an answer, too, and is logged if its answer does not tell the reason.
     ///
-    /// Blocks for the database, up to `db_acquire_timeout` for a connection and `request_timeout` for each of its
-    /// statements; and if the request has a password, for its turn to be hashed and for the hash. Checks no
-    /// [`Limits`](crate::Limits), which a server refuses requests by.
+    /// Blocks for the database: up to `db_acquire_timeout` for a connection, and up to `request_timeout` for each
+    /// statement. If the request has a password, blocks until the password is hashed, too. Checks no
+    /// [`Limits`](crate::Limits), which are for servers.
     pub fn handle(&self, request: &Request) -> Response {
         let cors = self.access.cors(request);
-        let mut response = self.answer(self.judge(request, self.find(request, &cors), &cors, None));
+        let mut response = self.answer(self.judge(request, self.find_endpoint(request, &cors), &cors, None));
         cors.add_to(&mut response);
         response
     }
@@ -100,21 +104,21 @@ impl App {
         }
     }
 
-    /// Finds what a request asks for.
-    pub(crate) fn find(&self, request: &Request, cors: &Cors) -> Asked {
-        let mut asked = routes::find(request.method, request.path(), self.ui);
-        // A preflight is answered for the path without its further slashes: the browser then sends the request
-        // itself, whose refusal names the right path.
+    /// Finds the endpoint that a request asks for, and the rights of its token.
+    pub(crate) fn find_endpoint(&self, request: &Request, cors: &Cors) -> Asked {
+        let mut asked = routes::find_endpoint(request.method, request.path(), self.ui);
+        // Answers a preflight as if the path had no further slashes. The browser then sends the request itself, whose
+        // refusal names the right path.
         if matches!(asked.endpoint, Err(Error::FurtherSlash(_))) && cors.is_preflight(request) {
             let meant = routes::without_further_slashes(request.path());
-            asked = Asked { label: asked.label, ..routes::find(request.method, &meant, self.ui) };
+            asked = Asked { label: asked.label, ..routes::find_endpoint(request.method, &meant, self.ui) };
         }
         Asked { token: self.access.token(request), ..asked }
     }
 
-    /// Judges a request, in the order of path, method, access and the rest: makes a command of it, or the answer if that
-    /// needs no database. `id` is the request's, if it has one. Blocks while another large body is parsed, and for nothing
-    /// else.
+    /// Judges a request in the order of path, method, access and validity: makes a command of it, or the answer if it
+    /// needs no database. `id` is the id of the request, if it has one. Blocks only while another large body is
+    /// parsed.
     pub(crate) fn judge(
         &self,
         request: &Request,
@@ -122,11 +126,11 @@ impl App {
         cors: &Cors,
         id: Option<&RequestId>,
     ) -> Judged {
-        /// Bodies of more bytes are parsed one at a time: as a value, a JSON text of small members takes many
-        /// times its length.
-        const PARSED_IN_TURN: usize = 8 << 10;
-        let _turn = (request.body.len() > PARSED_IN_TURN).then(|| self.parsing.lock());
-        let judged = self.command(request, asked, cors, id);
+        /// The most bytes of a body that is parsed while other bodies are: a larger JSON text may take many times its
+        /// length as a value.
+        const MAX_PARSED_AT_ONCE: usize = 8 << 10;
+        let _turn = (request.body.len() > MAX_PARSED_AT_ONCE).then(|| self.parsing.lock());
+        let judged = self.to_command(request, asked, cors, id);
         judged.unwrap_or_else(|error| Judged::Answer(error.into_response(id)))
     }
 
@@ -140,9 +144,9 @@ impl App {
         &self.operations
     }
 
-    /// Makes a request of this endpoint a command, or answers it with a page. Refuses it in the order of access, query,
-    /// media type, JSON, schema, mass assignment.
-    fn command(
+    /// Makes a request of this endpoint a command, or answers it with a page. Refuses a request in the order of
+    /// access, query, media type, JSON, schema, mass assignment.
+    fn to_command(
         &self,
         request: &Request,
         asked: Asked,
@@ -153,8 +157,7 @@ impl App {
         let endpoint = endpoint?;
         if callers != Callers::Any {
             self.access.admit(request, callers, cors, token)?;
-            // A preflight may have any query: its target is that of the request that the browser is about to
-            // send.
+            // Allows a preflight any query: its target is the target of the request that the browser is about to send.
             if !matches!(endpoint, Endpoint::List | Endpoint::Page(_)) && !cors.is_preflight(request) {
                 no_query(request)?;
             }
@@ -171,12 +174,12 @@ impl App {
             Endpoint::Page(page) => return Ok(Judged::Answer(page(self))),
             Endpoint::Options(routes) => {
                 if let Some(origin) = request.header("origin").filter(|_| !cors.is_allowed()) {
-                    // Logs the origin of a refused preflight: the browser sends no other request of this page.
+                    // Logs the origin of a refused preflight, because the browser sends no other request of its page.
                     let origin: String = origin.chars().take(100).collect();
                     let line = format_args!("ALLOWED_ORIGINS does not name the origin {origin:?}");
                     log_line(Level::Info, id, line);
                 }
-                return Ok(Judged::Answer(cors.permit(request, routes::options(routes))));
+                return Ok(Judged::Answer(cors.permit(request, routes::answer_options(routes))));
             }
         }))
     }
@@ -188,12 +191,12 @@ mod tests {
     use crate::ScratchDatabase;
     use serde_json::json;
 
-    /// Judges requests: the command of each, or the status of its answer.
+    /// Judges requests. Returns the command of each, or the status of its answer.
     fn judge(requests: impl IntoIterator<Item = Request>) -> Vec<Result<Command, u16>> {
         let database = ScratchDatabase::create().expect("PostgreSQL is installed");
         let app = App::open(&database.config()).unwrap();
         let judged = requests.into_iter().map(|request| {
-            match app.judge(&request, app.find(&request, &Cors::Off), &Cors::Off, None) {
+            match app.judge(&request, app.find_endpoint(&request, &Cors::Off), &Cors::Off, None) {
                 Judged::Execute(command) => Ok(command),
                 Judged::Answer(answer) => Err(answer.status),
             }
@@ -217,14 +220,14 @@ mod tests {
             ("PUT", "/users/1", r#"{"name":"forgot her \"password\""}"#.to_owned(), Ok(Lane::Change)),
             ("PUT", "/users/1", r#"{"password":null}"#.to_owned(), Ok(Lane::Single)),
             ("PUT", "/users/1", r#"{"password":"long enough"}"#.to_owned(), Ok(Lane::Hash)),
-            // The user is looked up before a body is refused.
+            // Looks the user up before the body is refused.
             ("PUT", "/users/1", r#"{"name":1}"#.to_owned(), Ok(Lane::Find)),
             ("PUT", "/users/1", "{".to_owned(), Ok(Lane::Find)),
             ("DELETE", "/users/1", String::new(), Ok(Lane::Change)),
             ("PATCH", "/users/1", r#"{"name":"A"}"#.to_owned(), Ok(Lane::Change)),
             ("PATCH", "/users/1", r#"{"password":null}"#.to_owned(), Ok(Lane::Single)),
             ("PATCH", "/users/1", r#"{"password":"long enough"}"#.to_owned(), Ok(Lane::Hash)),
-            // A PUT may set this address.
+            // Refuses an address that a PUT may set, because the create schema holds for a PATCH.
             ("PATCH", "/users/1", r#"{"email":"none"}"#.to_owned(), Ok(Lane::Find)),
             ("PATCH", "/users/0", "{".to_owned(), Err(404)),
             (
@@ -238,7 +241,7 @@ mod tests {
             ("PUT", "/users/0", "{".to_owned(), Err(404)),
             ("DELETE", "/users", String::new(), Err(405)),
             ("GET", "/users?page=0", String::new(), Err(400)),
-            // A query is judged before the database is asked, and after the path.
+            // Refuses the query after the path, and before the database is asked.
             ("GET", "/users?perpage=1", String::new(), Err(400)),
             ("PUT", "/users/1?page=1", "{".to_owned(), Err(400)),
             ("POST", "/users?page=1", "{".to_owned(), Err(400)),

@@ -1,7 +1,6 @@
-//! The routes that answer by themselves, without a user: health, figures, the description for machines, the page for the
-//! browser.
+//! The routes that answer without a user: health, figures, the description for machines, the page for the browser.
 //!
-//! Never blocks, as the frontend asks for the health on its only thread.
+//! No function here blocks, because the frontend asks for the health on its only thread.
 
 use super::App;
 use crate::config::Schema;
@@ -17,15 +16,16 @@ use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
 
 /// Answers `/livez`. Never blocks.
-pub fn live(_: &App) -> Response {
+pub fn answer_livez(_: &App) -> Response {
     Response::json(200, &json!({"status": "ok"})).with("Cache-Control", "no-store")
 }
 
 /// Answers `/readyz`. Never blocks.
-pub fn ready(app: &App) -> Response {
+pub fn answer_readyz(app: &App) -> Response {
     let Readiness { reason, age, .. } = app.prober.readiness();
-    let answer = match unready(app, reason) {
-        // The readiness may be old if no client has asked for long: a client that needs a recent one asks again.
+    let answer = match find_unready_reason(app, reason) {
+        // Tells the age of the readiness, which may be old if no client has asked for long. A client that needs a
+        // recent one asks again.
         None => Response::json(200, &json!({"status": "ready"})).with("Age", age.as_secs().to_string()),
         Some(reason) => Response::json(503, &Unready { status: "unready", reason }),
     };
@@ -38,21 +38,22 @@ struct Unready {
     reason: &'static str,
 }
 
-/// Returns the reason why the service should get no requests, if there is one.
-fn unready(app: &App, database: Option<&'static str>) -> Option<&'static str> {
+/// Returns the reason why the service should get no requests, if there is one. `database` is the reason that the
+/// prober of the database has found.
+fn find_unready_reason(app: &App, database: Option<&'static str>) -> Option<&'static str> {
     if app.stopping.load(Ordering::Relaxed) { Some("the service is stopping") } else { database }
 }
 
 /// Answers `/metrics` with all figures, as Prometheus reads them. Takes less than a millisecond.
-pub fn figures(app: &App) -> Response {
+pub fn answer_metrics(app: &App) -> Response {
     let mut text = Text::default();
     app.metrics.write(&mut text);
     let Readiness { reason, read_only, .. } = app.prober.readiness();
-    let ready = u8::from(unready(app, reason).is_none());
+    let ready = u8::from(find_unready_reason(app, reason).is_none());
     text.gauge("userd_ready", "Whether /readyz says that the service is ready.", ready);
     text.gauge("userd_database_read_only", "Whether the database takes no changes.", u8::from(read_only));
     text.gauge("userd_memory_held_bytes", "Memory that is held for clients.", app.operations.budget.held());
-    text.gauge("userd_memory_budget_bytes", "The most memory that may be.", app.operations.budget.limit());
+    text.gauge("userd_memory_budget_bytes", "The most memory that may be.", app.operations.budget.limit);
     app.operations.pool.write_figures(&mut text, app.metrics.lock_retries.load(Ordering::Relaxed));
     Response { status: 200, body: text.written.into(), ..Response::no_content() }
         .with("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
@@ -60,7 +61,7 @@ pub fn figures(app: &App) -> Response {
 }
 
 /// Answers `/`: the paths to begin with.
-pub fn index(app: &App) -> Response {
+pub fn answer_index(app: &App) -> Response {
     let mut paths = json!({"description": "/openapi.json", "users": "/users"});
     if app.ui {
         paths["ui"] = "/ui".into();
@@ -69,34 +70,34 @@ pub fn index(app: &App) -> Response {
 }
 
 /// Answers `/openapi.json`: the description of the service.
-pub fn description(app: &App) -> Response {
+pub fn answer_description(app: &App) -> Response {
     let operations = &app.operations;
     let needs_token = app.access.tokens.is_some();
-    let document = || document(operations.schemas.variant, operations.max_per_page, needs_token);
-    app.description.get_or_init(|| Response::json(200, &document())).clone()
+    let make = || make_description(operations.schemas.variant, operations.max_per_page, needs_token);
+    app.description.get_or_init(|| Response::json(200, &make())).clone()
 }
 
-/// Returns the description of a service with these settings: `schemas/openapi.json`, with the very schemas in it that
-/// bodies are checked against.
-fn document(schema: Schema, max_per_page: u32, needs_token: bool) -> Value {
+/// Returns the description of a service with these settings: `schemas/openapi.json`, in which each reference to a
+/// schema of bodies is replaced by the schema that bodies are validated against.
+fn make_description(schema: Schema, max_per_page: u32, needs_token: bool) -> Value {
     const TEXT: &str = include_str!("../../schemas/openapi.json");
     let mut document: Value = serde_json::from_str(TEXT).expect("a file of this crate is JSON");
     document["info"]["version"] = env!("CARGO_PKG_VERSION").into();
     document["components"]["parameters"]["perPage"]["schema"]["maximum"] = max_per_page.into();
     document["components"]["parameters"]["ids"]["schema"]["maxItems"] = max_per_page.into();
     if needs_token {
-        // The file describes services with and without a token.
+        // Requires the token: the file describes services with and without one.
         document["security"] = json!([{ "token": [] }]);
     }
     let schemas = document["components"]["schemas"].as_object_mut();
     for entry in schemas.expect("it has schemas").values_mut() {
         let name = entry["$ref"].as_str();
-        let Some(mut file) = name.and_then(|name| validation::file(name, schema)) else { continue };
+        let Some(mut file) = name.and_then(|name| validation::schema_file(name, schema)) else { continue };
         // Removes `title`, so that tools that generate clients name the schema by its key in the description; and
         // `$schema`, because the description names the dialect of all its schemas.
         file.as_object_mut().expect("a schema").retain(|member, _| member != "title" && member != "$schema");
-        // In a schema that is not combined with another, `additionalProperties` means what
-        // `unevaluatedProperties` means. More tools know it.
+        // Says `additionalProperties` instead of `unevaluatedProperties`, as more tools know it. Both mean the same in
+        // a schema that is not combined with another one.
         if entry["unevaluatedProperties"] == false {
             file["additionalProperties"] = false.into();
         }
@@ -108,10 +109,10 @@ fn document(schema: Schema, max_per_page: u32, needs_token: bool) -> Value {
 /// The page for the browser: one script and one style, both inline.
 const PAGE: &str = include_str!("../../web/ui.html");
 
-/// The policy of the page. It admits this script, this style and requests to the service; no text as markup, and only images
-/// within the page: an empty one keeps browsers from asking for an icon.
+/// The Content-Security-Policy of the page. It admits this script, this style and requests to the service, no text as
+/// markup, and only images within the page: an empty image keeps browsers from asking for an icon.
 static POLICY: LazyLock<String> = LazyLock::new(|| {
-    let [script, style] = ["script", "style"].map(digest);
+    let [script, style] = ["script", "style"].map(digest_element);
     format!(
         "default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; connect-src 'self'; \
          img-src data:; form-action 'none'; frame-ancestors 'none'; base-uri 'none'; require-trusted-types-for 'script'; \
@@ -120,9 +121,10 @@ static POLICY: LazyLock<String> = LazyLock::new(|| {
 });
 
 /// Answers `/ui`: the page, with the settings that it has to know.
-pub fn ui(app: &App) -> Response {
+pub fn answer_ui(app: &App) -> Response {
     let operations = &app.operations;
-    let schema = validation::file("create-user.basic.json", operations.schemas.variant).unwrap_or_default();
+    let schema =
+        validation::schema_file("create-user.basic.json", operations.schemas.variant).unwrap_or_default();
     let settings = json!({"maxPerPage": operations.max_per_page, "required": schema["required"]});
     let page = PAGE.replacen("data-settings='{}'", &format!("data-settings='{settings}'"), 1);
     Response { status: 200, body: page.into(), ..Response::no_content() }
@@ -134,7 +136,7 @@ pub fn ui(app: &App) -> Response {
 }
 
 /// Returns the digest of the text of the page's only element of this name.
-fn digest(element: &str) -> String {
+fn digest_element(element: &str) -> String {
     let (_, rest) = PAGE.split_once(&format!("<{element}>")).expect("the page has it");
     let (text, _) = rest.split_once(&format!("</{element}>")).expect("it ends");
     Base64::encode_string(&Sha256::digest(text))
@@ -147,7 +149,7 @@ mod tests {
     #[test]
     fn the_schemas_that_bodies_are_held_against() {
         for (schema, required) in [(Schema::Basic, 2), (Schema::Strict, 3)] {
-            let document = document(schema, 77, false);
+            let document = make_description(schema, 77, false);
             let schemas = &document["components"]["schemas"];
             assert_eq!(schemas["UserToCreate"]["required"].as_array().unwrap().len(), required);
             assert_eq!(schemas["UserToCreate"]["additionalProperties"], false);
@@ -174,7 +176,7 @@ mod tests {
                 _ => {}
             }
         }
-        let document = document(Schema::Basic, 1000, false);
+        let document = make_description(Schema::Basic, 1000, false);
         check(&document, &document);
     }
 }

@@ -1,6 +1,6 @@
-//! The table of routes: what a method of a path asks for, and which clients may ask.
+//! The table of routes: the endpoint of each method of each path, and the clients that may use it.
 //!
-//! The answers to OPTIONS, 404 and 405, and the labels of figures follow from it.
+//! The answers to OPTIONS, 404 and 405, and the labels of figures follow from this table.
 
 use super::{App, pages};
 use crate::error::{ACCEPT_PATCH, Error};
@@ -10,16 +10,16 @@ use Callers::{Any, Full, Known, Login, Read};
 use Method::{Delete, Get, Head, Options, Patch, Post, Put};
 use std::{borrow::Cow, slice};
 
-/// A path and its methods. HEAD is served wherever GET is, OPTIONS everywhere.
+/// A path and its methods. HEAD is served wherever GET is, OPTIONS for each path.
 #[derive(Debug)]
 pub(crate) struct Route {
-    /// The path in the description and in figures; `{id}` stands for one segment that is not empty.
+    /// The path, as in the description and in figures. `{id}` stands for one segment that is not empty.
     pub path: &'static str,
     methods: &'static [(Method, Endpoint, Callers)],
 }
 
-/// The clients that may use a route, beside clients with `API_TOKEN`; and the clients that a token stands for: the log
-/// has their names in lower case.
+/// The clients that may use a route (clients with `API_TOKEN` may use all), and the clients that a token stands for.
+/// The log has the names in lower case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]
 pub(crate) enum Callers {
@@ -51,26 +51,26 @@ pub(crate) enum Endpoint {
     Options(&'static [Route]),
 }
 
-/// The endpoint that a request asks for, and its callers.
+/// The endpoint that a request asks for, and the clients that may use it.
 #[derive(Debug)]
 pub(crate) struct Asked {
     /// The label of the route in figures; `other` if the path has none.
     pub label: &'static str,
-    /// The endpoint; else [`Error::NotFound`], [`Error::MethodNotAllowed`], or [`Error::NotImplemented`] if no path has such
-    /// a method.
+    /// The endpoint, or an error: [`Error::NotFound`], [`Error::MethodNotAllowed`], or [`Error::NotImplemented`] if no
+    /// path has such a method.
     pub endpoint: Result<Endpoint, Error>,
     /// The callers that may use the endpoint.
     pub callers: Callers,
-    /// The id in the path, if it is one that a user can have.
+    /// The id in the path; `None` if the path has none, or no user can have this id.
     pub user: Option<i64>,
     /// The callers that the token of the request stands for; `None` without a known token.
     pub token: Option<Callers>,
 }
 
-/// The path of the page for the browser, which not every service has.
+/// The path of the page for the browser. Not every service has the page.
 const UI: &str = "/ui";
 
-/// The table of routes. If two rows fit a path, the first one is taken.
+/// The table of routes. If two rows match a path, the first one is taken.
 static ROUTES: [Route; 9] = [
     Route { path: "/users", methods: &[(Get, Endpoint::List, Read), (Post, Endpoint::Create, Full)] },
     Route { path: "/users/authenticate", methods: &[(Post, Endpoint::Authenticate, Login)] },
@@ -83,19 +83,19 @@ static ROUTES: [Route; 9] = [
             (Delete, Endpoint::Delete, Full),
         ],
     },
-    Route { path: ANSWERED_AT_ONCE[0], methods: &[(Get, Endpoint::Page(pages::live), Any)] },
-    Route { path: ANSWERED_AT_ONCE[1], methods: &[(Get, Endpoint::Page(pages::ready), Any)] },
-    Route { path: "/metrics", methods: &[(Get, Endpoint::Page(pages::figures), Read)] },
-    Route { path: "/openapi.json", methods: &[(Get, Endpoint::Page(pages::description), Any)] },
-    Route { path: UI, methods: &[(Get, Endpoint::Page(pages::ui), Any)] },
-    Route { path: "/", methods: &[(Get, Endpoint::Page(pages::index), Any)] },
+    Route { path: ANSWERED_AT_ONCE[0], methods: &[(Get, Endpoint::Page(pages::answer_livez), Any)] },
+    Route { path: ANSWERED_AT_ONCE[1], methods: &[(Get, Endpoint::Page(pages::answer_readyz), Any)] },
+    Route { path: "/metrics", methods: &[(Get, Endpoint::Page(pages::answer_metrics), Read)] },
+    Route { path: "/openapi.json", methods: &[(Get, Endpoint::Page(pages::answer_description), Any)] },
+    Route { path: UI, methods: &[(Get, Endpoint::Page(pages::answer_ui), Any)] },
+    Route { path: "/", methods: &[(Get, Endpoint::Page(pages::answer_index), Any)] },
 ];
 
-/// The paths that the frontend answers at once.
+/// The paths that the frontend answers at once, without a worker.
 pub(crate) const ANSWERED_AT_ONCE: [&str; 2] = ["/livez", "/readyz"];
 
 impl Route {
-    /// Returns whether a service with the page for the browser, or without it, has the route.
+    /// Returns true if a service has the route. `ui`: the service has the page for the browser.
     fn is_served(&self, ui: bool) -> bool {
         ui || self.path != UI
     }
@@ -115,9 +115,9 @@ impl Route {
     }
 }
 
-/// Finds the route and the endpoint of a request. `ui`: the page for the browser is served.
-pub(crate) fn find(method: Method, path: &str, ui: bool) -> Asked {
-    let found = route(path);
+/// Finds the endpoint of a request. `ui`: the service has the page for the browser.
+pub(crate) fn find_endpoint(method: Method, path: &str, ui: bool) -> Asked {
+    let found = find_route(path);
     let label = found.as_ref().map_or("other", |(route, _)| route.path);
     let without_user = |endpoint| Asked { label, endpoint, callers: Any, user: None, token: None };
     match found.filter(|(route, _)| route.is_served(ui)) {
@@ -125,20 +125,20 @@ pub(crate) fn find(method: Method, path: &str, ui: bool) -> Asked {
             Some((endpoint, callers)) => {
                 Asked { callers, user: parse_id(&last), ..without_user(Ok(endpoint)) }
             }
-            None => without_user(Err(Error::MethodNotAllowed(allow(slice::from_ref(route))))),
+            None => without_user(Err(Error::MethodNotAllowed(allowed_methods(slice::from_ref(route))))),
         },
         None if (method, path) == (Options, "*") => without_user(Ok(Endpoint::Options(&ROUTES))),
-        None => without_user(Err(missing(method, path, ui))),
+        None => without_user(Err(refuse_path(method, path, ui))),
     }
 }
 
-/// Returns the refusal of a path that no route has.
-fn missing(method: Method, path: &str, ui: bool) -> Error {
+/// Returns the refusal of a path that no route has: a hint at the right path if slashes alone are wrong.
+fn refuse_path(method: Method, path: &str, ui: bool) -> Error {
     if method == Method::Other {
         return Error::NotImplemented("the method is not served on any path");
     }
     let meant = without_further_slashes(path);
-    match route(&meant).filter(|(route, _)| meant != path && route.is_served(ui)) {
+    match find_route(&meant).filter(|(route, _)| meant != path && route.is_served(ui)) {
         Some((route, _)) => {
             Error::FurtherSlash(format!("the path is {}, without a further slash", route.path))
         }
@@ -146,22 +146,22 @@ fn missing(method: Method, path: &str, ui: bool) -> Error {
     }
 }
 
-/// Returns the path that a path with too many slashes stands for.
+/// Returns a path without its further slashes: `/users` for `//users/`.
 pub(crate) fn without_further_slashes(path: &str) -> String {
     let segments = path.split('/').filter(|segment| !segment.is_empty());
     segments.flat_map(|segment| ["/", segment]).collect()
 }
 
 /// Returns the value of `Allow`: the methods of these routes.
-fn allow(routes: &'static [Route]) -> String {
+fn allowed_methods(routes: &'static [Route]) -> String {
     let methods = [Get, Head, Post, Put, Patch, Delete, Options].into_iter();
     let served = methods.filter(|method| routes.iter().any(|route| route.endpoint(*method).is_some()));
     served.map(Method::name).collect::<Vec<_>>().join(", ")
 }
 
 /// Answers OPTIONS of these routes.
-pub(crate) fn options(routes: &'static [Route]) -> Response {
-    let response = Response::no_content().with("Allow", allow(routes));
+pub(crate) fn answer_options(routes: &'static [Route]) -> Response {
+    let response = Response::no_content().with("Allow", allowed_methods(routes));
     match routes {
         [route] if route.endpoint(Patch).is_some() => response.with("Accept-Patch", ACCEPT_PATCH),
         _ => response,
@@ -173,23 +173,23 @@ pub(crate) fn is_answered_at_once(path: &str) -> bool {
     percent_decode(path).is_some_and(|path| ANSWERED_AT_ONCE.contains(&&*path))
 }
 
-/// Returns the route of a path, and the last segment. A segment with an encoded slash is one segment. No route has three
-/// segments.
-fn route(path: &str) -> Option<(&'static Route, Cow<'_, str>)> {
-    let (first, rest) = segments(path)?;
+/// Returns the route of a path, and the last segment of the path, decoded. An encoded slash does not end a segment. No
+/// route has three segments.
+fn find_route(path: &str) -> Option<(&'static Route, Cow<'_, str>)> {
+    let (first, rest) = split_path(path)?;
     let (first, second) = (percent_decode(first)?, rest.filter(|rest| !rest.contains('/')));
     let second = second.map_or(Some(None), |second| percent_decode(second).map(Some))?;
-    let fits = |route: &&Route| {
-        let (own_first, own_second) = segments(route.path).unwrap_or_default();
+    let matches = |route: &&Route| {
+        let (own_first, own_second) = split_path(route.path).unwrap_or_default();
         let is_id = own_second == Some("{id}") && second.as_ref().is_some_and(|id| !id.is_empty());
         own_first == first && (is_id || own_second == second.as_deref())
     };
-    let route = ROUTES.iter().find(fits).filter(|_| rest.is_some() == second.is_some())?;
+    let route = ROUTES.iter().find(matches).filter(|_| rest.is_some() == second.is_some())?;
     Some((route, second.unwrap_or(first)))
 }
 
 /// Returns the first segment of a path, and the rest of it.
-fn segments(path: &str) -> Option<(&str, Option<&str>)> {
+fn split_path(path: &str) -> Option<(&str, Option<&str>)> {
     let path = path.strip_prefix('/')?;
     Some(path.split_once('/').map_or((path, None), |(first, rest)| (first, Some(rest))))
 }
@@ -228,15 +228,15 @@ mod tests {
             ("", None),
         ];
         for (path, expected) in rows {
-            assert_eq!(find(Get, path, true).label, expected.unwrap_or("other"), "{path}");
+            assert_eq!(find_endpoint(Get, path, true).label, expected.unwrap_or("other"), "{path}");
         }
     }
 
-    /// Returns the endpoint with the user, or the status.
+    /// Returns the endpoint and the user of a request, or the status of its refusal.
     fn found(method: &str, path: &str) -> String {
-        let Asked { label, endpoint, user, .. } = find(method.into(), path, true);
+        let Asked { label, endpoint, user, .. } = find_endpoint(method.into(), path, true);
         match endpoint {
-            Ok(Endpoint::Options(routes)) => allow(routes),
+            Ok(Endpoint::Options(routes)) => allowed_methods(routes),
             Ok(Endpoint::Page(_)) => format!("page {label}"),
             Ok(endpoint) => format!("{endpoint:?} {}", user.unwrap_or_default()),
             Err(error) => error.answer().status.to_string(),
@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn clients_that_may_ask() {
-        let callers = |method: &str, path: &str| find(method.into(), path, true).callers;
+        let callers = |method: &str, path: &str| find_endpoint(method.into(), path, true).callers;
         let rows = [
             ("GET", "/users", Callers::Read),
             ("HEAD", "/users", Callers::Read),
@@ -342,9 +342,10 @@ mod tests {
 
     #[test]
     fn without_the_page_its_path_is_none() {
-        let status = |method: &str| find(method.into(), "/ui", false).endpoint.unwrap_err().answer().status;
+        let status =
+            |method: &str| find_endpoint(method.into(), "/ui", false).endpoint.unwrap_err().answer().status;
         assert_eq!(["GET", "HEAD", "OPTIONS", "POST", "BREW"].map(status), [404, 404, 404, 404, 501]);
-        assert!(find(Get, "/livez", false).endpoint.is_ok());
+        assert!(find_endpoint(Get, "/livez", false).endpoint.is_ok());
     }
 
     #[test]
@@ -363,7 +364,7 @@ mod tests {
             ("", None),
         ];
         for (path, meant) in rows {
-            match (find(Get, path, true).endpoint.unwrap_err(), meant) {
+            match (find_endpoint(Get, path, true).endpoint.unwrap_err(), meant) {
                 (Error::FurtherSlash(found), Some(meant)) => {
                     assert_eq!(found, format!("the path is {meant}, without a further slash"), "{path}");
                 }
@@ -371,10 +372,10 @@ mod tests {
                 (other, _) => panic!("{path}: {other:?}"),
             }
         }
-        assert!(matches!(find(Get, "/ui/", false).endpoint, Err(Error::NotFound)));
+        assert!(matches!(find_endpoint(Get, "/ui/", false).endpoint, Err(Error::NotFound)));
     }
 
-    /// Path by path, what is served is what is described; the page is for people.
+    /// Checks that the description has the methods that are served, path by path, but for the page for people.
     #[test]
     fn all_of_it_is_described() {
         let text = include_str!("../../schemas/openapi.json");

@@ -1,4 +1,4 @@
-//! A request in the hands of a worker.
+//! The request that a worker gets when it claims a slot, and the name by which the worker answers it.
 
 use crate::budget::Reservation;
 use crate::http::{Cors, Request, RequestId};
@@ -8,21 +8,23 @@ use std::time::Instant;
 pub struct Claimed {
     /// The slot of the connection that waits for the answer.
     pub slot: Slot,
-    /// The request. Its peer is the client's address: the connection's, or the one that a trusted proxy names; `None` on a
-    /// Unix socket.
+    /// The request. Its `peer` is the address of the client: the peer of the connection, or the client that a trusted
+    /// proxy names; `None` on a Unix socket.
     pub request: Request,
+    /// The id of the request, for its answer and its log lines.
     pub id: RequestId,
-    /// The fields that the answer will have for a page of another origin.
+    /// The CORS fields of the answer, for a browser with a page of another origin.
     pub cors: Cors,
     /// Deadline at which the frontend answers the request 503.
     pub deadline: Instant,
-    /// The memory of the request, to be kept as long as the request.
+    /// The reservation of the memory of the request, kept as long as the request; `None` for a small one.
     pub held: Option<Reservation>,
 }
 
 /// The name of a request, by which a worker finds the client that waits for its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Slot {
+    /// The position of the slot in the table of connections.
     pub(super) index: u32,
     /// The number of the request among all requests of this slot, so that a late answer never meets another client.
     pub(super) generation: u64,

@@ -1,6 +1,6 @@
-//! The sockets that clients connect to: of TCP addresses, a Unix socket, or sockets that a supervisor has opened.
+//! The listening sockets: of TCP addresses, of a Unix socket, or passed by a supervisor such as systemd.
 //!
-//! Owns the life of a Unix socket's file. Binds every socket that clients connect to. Knows nothing of HTTP.
+//! Owns the file of a Unix socket, from its making to its removal. Knows nothing of HTTP.
 
 use crate::error::StartError;
 use nix::libc::EAFNOSUPPORT;
@@ -14,28 +14,31 @@ use std::os::{
 use std::path::{Path, PathBuf};
 use std::{collections::BTreeSet, fmt, fs};
 
-/// Connections that the kernel completes before they are accepted. It lowers this to its own bound.
+/// The most connections that the kernel completes before they are accepted. The kernel lowers it to a bound of its
+/// own.
 const BACKLOG: i32 = 4096;
 
-/// Ports that are tried for one that is free on each address.
+/// The most ports that are tried for port 0, until one is free on each address.
 const MAX_PORTS: usize = 64;
 
-/// Sockets that clients connect to, or will. Dropping them frees the port, and removes the file that was made.
+/// The listening sockets of a service. Dropping them frees the port, and removes the file of a Unix socket that was
+/// made here.
 pub struct Listener {
     /// The listening sockets, at least one.
     pub(super) sockets: Vec<Socket>,
     /// The path and the inode of the file of a Unix socket that was bound here.
     file: Option<(PathBuf, u64)>,
-    /// A supervisor has passed the sockets, and goes on listening when this process stops.
+    /// True if a supervisor has passed the sockets: it goes on listening when this process stops.
     is_passed: bool,
 }
 
 impl Listener {
-    /// Binds the addresses of `host` that this machine has, or `unix:/path`; `::` takes IPv4 as well. Port 0 is one that is
-    /// free on each address. Clients are refused until [`Listener::listen`].
+    /// Binds the addresses of `host` that this machine has, or a Unix socket for `unix:/path`. The address `::` takes
+    /// IPv4, too. Port 0 stands for a port that is free on each address. Clients are refused until
+    /// [`Listener::listen`] is called.
     ///
-    /// An address that is in use is an error that names it. A Unix socket's file that no process listens on is replaced; one
-    /// that is in use, or a file of another kind, is an error. Blocks for as long as looking a host name up takes.
+    /// The error names the address that is in use. The file of a Unix socket is replaced unless a process listens on
+    /// it; a file of another kind is an error. Blocks while the host name is looked up.
     pub fn bind(host: &str, port: u16) -> Result<Listener, StartError> {
         let failed = |error| StartError::Listen(address(host, port), error);
         if let Some(path) = host.strip_prefix("unix:") {
@@ -52,7 +55,8 @@ impl Listener {
         }
     }
 
-    /// Listens. An error if another process has begun to listen there, or has taken the path, since.
+    /// Listens on the bound sockets. Fails if another process has begun to listen there, or has replaced the file of
+    /// the Unix socket, since the sockets were bound.
     pub fn listen(&self) -> Result<(), StartError> {
         let result = |socket: &Socket| match self.file {
             Some(_) if !self.has_file() => Err(ErrorKind::AddrInUse.into()),
@@ -60,12 +64,12 @@ impl Listener {
             _ => socket.listen(BACKLOG),
         };
         self.sockets.iter().try_for_each(|socket| {
-            result(socket).map_err(|error| StartError::Listen(name(socket).unwrap_or_default(), error))
+            result(socket).map_err(|error| StartError::Listen(socket_name(socket).unwrap_or_default(), error))
         })
     }
 
-    /// Takes sockets that listen already, as systemd passes them in `LISTEN_FDS`. The file of a Unix socket is the
-    /// supervisor's and stays.
+    /// Takes sockets that listen already, as systemd passes them in `LISTEN_FDS`. The file of a passed Unix socket is
+    /// not removed: it is the supervisor's.
     pub fn from_fds(fds: impl IntoIterator<Item = io::Result<OwnedFd>>) -> Result<Listener, StartError> {
         let take = |fd: io::Result<OwnedFd>| {
             let socket = Socket::from(fd?);
@@ -80,19 +84,19 @@ impl Listener {
 
     /// Returns the first TCP address, port included; `None` if there are Unix sockets alone.
     pub fn local_addr(&self) -> Option<SocketAddr> {
-        self.addrs().next()
+        self.tcp_addresses().next()
     }
 
     /// Returns whether other machines can connect.
     pub fn is_remote(&self) -> bool {
-        self.addrs().any(|addr| !addr.ip().to_canonical().is_loopback())
+        self.tcp_addresses().any(|addr| !addr.ip().to_canonical().is_loopback())
     }
 
-    fn addrs(&self) -> impl Iterator<Item = SocketAddr> {
+    fn tcp_addresses(&self) -> impl Iterator<Item = SocketAddr> {
         self.sockets.iter().filter_map(|socket| socket.local_addr().ok()?.as_socket())
     }
 
-    /// Accepts the next client of any of the sockets. Returns the client's socket, and its address unless that is a Unix
+    /// Accepts the next client of any socket. Returns the socket of the client, and its address unless it uses a Unix
     /// socket; `WouldBlock` if no client waits.
     pub(super) fn accept(&mut self) -> io::Result<(Socket, Option<IpAddr>)> {
         // The next call begins with the next socket, so that a flood at one socket does not keep clients of
@@ -105,8 +109,8 @@ impl Listener {
         Ok((socket, address.as_socket().map(|address| address.ip())))
     }
 
-    /// Returns whether the path of the Unix socket that was bound here still leads to its file, as far as the process may
-    /// look: root may have become another user since.
+    /// Returns true if the path of the Unix socket still leads to the file that was made here. A path that this
+    /// process may not follow counts as unchanged, because root may have become another user since.
     fn has_file(&self) -> bool {
         let is_own = |(path, inode): &(PathBuf, u64)| match fs::symlink_metadata(path) {
             Ok(found) => found.ino() == *inode,
@@ -120,8 +124,8 @@ impl Listener {
             socket.set_nonblocking(true)?;
             let address = socket.local_addr()?;
             if address.as_socket().is_some() {
-                // Sets TCP_NODELAY on the listener, which accepted connections inherit. An answer is one write:
-                // waiting for more bytes would delay it.
+                // Sets TCP_NODELAY on the listening socket, from which accepted connections inherit it. An answer is
+                // one write, which would only be delayed by waiting for more bytes.
                 socket.set_tcp_nodelay(true)?;
             } else if !address.is_unix() {
                 return Err(io::Error::other("neither a TCP nor a Unix socket"));
@@ -131,41 +135,41 @@ impl Listener {
     }
 }
 
-/// `http://127.0.0.1:3000`, or `unix:/path`: the first socket.
+/// Writes the address of the first socket: `http://127.0.0.1:3000`, or `unix:/path`.
 impl fmt::Display for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = name(&self.sockets[0]).map_err(|_| fmt::Error)?;
+        let name = socket_name(&self.sockets[0]).map_err(|_| fmt::Error)?;
         let scheme = if name.starts_with("unix:") { "" } else { "http://" };
         write!(f, "{scheme}{name}")
     }
 }
 
 /// Returns the addresses of a host, IPv4 first. `localhost` is the loopback of IPv4 and of IPv6, whatever the resolver
-/// says: clients use either. Blocks for as long as looking a host name up takes.
+/// says, because clients use either. Blocks while the host name is looked up.
 pub fn addresses(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     if host.eq_ignore_ascii_case("localhost") {
         return Ok(vec![(Ipv4Addr::LOCALHOST, port).into(), (Ipv6Addr::LOCALHOST, port).into()]);
     }
     let host = host.strip_prefix('[').unwrap_or(host);
     let host = host.strip_suffix(']').unwrap_or(host);
-    // Keeps the order and removes duplicates: a file of hosts may have a name twice.
+    // Sorts IPv4 first, and removes duplicates: the file of hosts may have a name twice.
     Ok((host, port).to_socket_addrs()?.collect::<BTreeSet<_>>().into_iter().collect())
 }
 
-/// Returns `127.0.0.1:3000`, or `unix:/path`.
-fn name(socket: &Socket) -> io::Result<String> {
+/// Returns the address of a socket for messages: `127.0.0.1:3000`, or `unix:/path`.
+fn socket_name(socket: &Socket) -> io::Result<String> {
     let address = socket.local_addr()?;
     let path = || format!("unix:{}", address.as_pathname().unwrap_or(Path::new("(unnamed)")).display());
     Ok(address.as_socket().map_or_else(path, |address| address.to_string()))
 }
 
-/// Returns the name of a host and a port, for an error about it; `unix:/path` has no port.
+/// Returns a host and a port for messages: `host:port`; a host that is `unix:/path` has no port.
 pub fn address(host: &str, port: u16) -> String {
     if host.starts_with("unix:") { host.to_owned() } else { format!("{host}:{port}") }
 }
 
-/// Binds the addresses that this machine has, all on one port: if it is 0, on the port that the first address gets. An
-/// error if the machine has none of the addresses.
+/// Binds the addresses that this machine has, all on one port. If the port is 0, all get the port of the first
+/// address. Fails if the machine has none of the addresses.
 fn bind_each(addresses: &[SocketAddr]) -> Result<Vec<Socket>, StartError> {
     let (mut sockets, mut missing) = (Vec::<Socket>::new(), None);
     for mut address in addresses.iter().copied() {
@@ -209,7 +213,7 @@ fn bind_unix(path: &Path) -> io::Result<Listener> {
         Ok(found) if !found.file_type().is_socket() => {
             return Err(io::Error::other("the path is taken by something that is not a socket"));
         }
-        Ok(_) if in_use(&address)? => return Err(ErrorKind::AddrInUse.into()),
+        Ok(_) if is_in_use(&address)? => return Err(ErrorKind::AddrInUse.into()),
         Ok(_) => fs::remove_file(path)?,
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => return Err(error),
@@ -220,9 +224,8 @@ fn bind_unix(path: &Path) -> io::Result<Listener> {
     Listener::new(vec![socket], Some(file), false)
 }
 
-/// Returns whether a process listens on this path. Does not wait for it: a full backlog counts as a process that
-/// listens.
-fn in_use(address: &SockAddr) -> io::Result<bool> {
+/// Returns true if a process listens on this path. Does not wait for it: if its backlog is full, it listens.
+fn is_in_use(address: &SockAddr) -> io::Result<bool> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
     let result = socket.connect(address);
@@ -231,14 +234,14 @@ fn in_use(address: &SockAddr) -> io::Result<bool> {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // The file is removed before the socket is closed, as a server that starts now would take it for a stale one.
-        // The next start replaces a file that is left.
+        // Removes the file before the socket is closed, because a server that starts in between would take a file
+        // without a listener for a stale one. An error is ignored: the next start replaces the file.
         if let Some((path, _)) = self.file.as_ref().filter(|_| self.has_file()) {
             let _ = fs::remove_file(path);
         }
         if !self.is_passed {
-            // Closing the socket is not enough: a process that another thread starts holds a copy until it runs its
-            // program (187 of 20,000 ports were not free at once where six threads started processes).
+            // Shuts the socket down before it is closed. A process that another thread is starting holds a copy of the
+            // socket until it runs its program, and would keep the port taken.
             for socket in &self.sockets {
                 let _ = socket.shutdown(Shutdown::Both);
             }
@@ -250,7 +253,7 @@ impl Drop for Listener {
 pub mod tests {
     use super::*;
 
-    /// Returns the address that an error names, and its kind.
+    /// Returns the address in an error, and the kind of the error.
     pub fn failure<T>(result: Result<T, StartError>) -> (String, ErrorKind) {
         match result.err() {
             Some(StartError::Listen(address, error)) => (address, error.kind()),
@@ -276,7 +279,7 @@ pub mod tests {
     fn copies_in_other_processes_keep_no_port() {
         let listener = listen(0);
         let address = listener.local_addr().unwrap();
-        // A process that is being started has such a copy.
+        // Copies the socket, as a process that is being started does.
         let copy = listener.sockets[0].try_clone().unwrap();
         drop(listener);
         assert!(std::net::TcpStream::connect(address).is_err());
@@ -304,13 +307,13 @@ pub mod tests {
         );
     }
 
-    /// `localhost` is one port on both loopbacks. One that is taken on either of them ends a start with its name, and is not
-    /// given to a listener that wants a free one.
+    /// Checks that `localhost` is one port on both loopbacks: if the port is taken on either, the start fails with its
+    /// name, and a listener that wants a free port gets another one.
     #[test]
     fn localhost_is_both_loopbacks() {
         let both = Listener::bind("localhost", 0).unwrap();
         both.listen().unwrap();
-        let addresses: Vec<_> = both.addrs().collect();
+        let addresses: Vec<_> = both.tcp_addresses().collect();
         let port = addresses[0].port();
         let expected = super::addresses("LocalHost", port).unwrap();
         assert_eq!(
@@ -328,20 +331,20 @@ pub mod tests {
         }
     }
 
-    /// Half of the free ports are taken on one loopback alone.
+    /// Takes half of the free ports on one loopback alone.
     #[test]
     fn a_free_port_is_free_on_both_loopbacks() {
         let others: Vec<_> = (0..200).map(|_| std::net::TcpListener::bind("[::1]:0").unwrap()).collect();
         let ours: Vec<_> = (0..200).map(|_| Listener::bind("localhost", 0).unwrap()).collect();
         for listener in &ours {
             listener.listen().unwrap();
-            let ports: Vec<_> = listener.addrs().map(|addr| addr.port()).collect();
+            let ports: Vec<_> = listener.tcp_addresses().map(|addr| addr.port()).collect();
             assert_eq!(ports, [ports[0]; 2]);
             assert!(others.iter().all(|taken| taken.local_addr().unwrap().port() != ports[0]));
         }
     }
 
-    /// The file of a socket that does not listen looks like one that was left behind.
+    /// Checks that the file of a socket that does not listen yet is taken for one that was left behind.
     #[test]
     fn of_two_that_bind_one_path_the_last_one_listens() {
         let path = std::env::temp_dir().join(format!("userd-listener-{}", std::process::id()));

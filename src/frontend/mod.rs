@@ -1,14 +1,14 @@
 //! The frontend: the only code that touches clients' sockets.
 //!
-//! One thread runs a readiness loop. It admits connections, reads one *complete* request from each within limits and
-//! deadlines, and keeps it in the slot of its connection. tiny_http gets a ticket with the numbers of such slots, over one
-//! private stream; the worker that gets it there claims the requests, and sends their answers straight to the clients
-//! through the [`Slots`]. A slow, idle, hostile or absent client costs a few hundred bytes
-//! and never a thread.
+//! One thread runs a readiness loop. It admits connections and reads one *complete* request from each, within limits
+//! and deadlines. A complete request waits in the slot of its connection. The frontend writes the numbers of such
+//! slots to tiny_http, as a ticket, over one private stream. The worker that receives a ticket claims its requests,
+//! and sends the answers straight to the clients through the [`Slots`]. So a slow, idle, hostile or absent client
+//! costs a few hundred bytes and never a thread.
 //!
-//! `listener` is what is listened on, `event_loop` the thread, its `admission` and `peers` which clients are let in,
-//! `connection` one client's state, `http1` which bytes are a request, `slots` the way to the workers and back. None of
-//! them knows routes, workers or databases, and of tiny_http only that it takes tickets.
+//! `listener` has the listening sockets, `event_loop` the thread. `admission` and `peers` decide which clients are let
+//! in. `connection` is the state of one client, `http1` decides which bytes are a request, and the event loop and the
+//! workers share `slots`. No module here knows routes or databases; of tiny_http they know only that it takes tickets.
 
 mod claim;
 mod connection;
@@ -32,12 +32,13 @@ use event_loop::EventLoop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::{io, os::unix::net::UnixStream, sync::Arc, thread};
 
-/// Answers a request that needs no worker; `None` if a worker is to answer it. It must not block.
+/// Function that answers a request without a worker, or returns `None` if the request needs one. It must not block,
+/// because the event loop calls it.
 pub type AnswerAtOnce = Box<dyn Fn(&Request, &RequestId) -> Option<Response> + Send>;
 
-/// A running frontend. Dropping it drains and ends it: no client is let in any more, requests that have begun to arrive
-/// are still answered, with `Connection: close`. Blocks until that is done, `Limits::stop_timeout` at most (requests in
-/// work are answered 503 then).
+/// A running frontend. Dropping it admits no further client, answers the requests that have begun to arrive with
+/// `Connection: close`, and ends the thread. The drop blocks until then, at most for `Limits::stop_timeout`, after
+/// which the remaining requests are answered 503.
 pub struct Frontend {
     slots: Arc<Slots>,
     thread: Option<thread::JoinHandle<()>>,
@@ -45,20 +46,22 @@ pub struct Frontend {
 
 /// Resources that a frontend shares with the rest of the process.
 pub struct Resources {
-    /// The memory that is held for clients.
+    /// The count of the bytes that are held for clients, with its limit.
     pub budget: Budget,
-    /// Answers without a worker.
+    /// Answers `/livez` and `/readyz`, which need no worker.
     pub answer_at_once: AnswerAtOnce,
     /// The figures of the server.
     pub metrics: Arc<Metrics>,
 }
 
 impl Frontend {
-    /// Starts the frontend: from now on clients are let in. Tickets are written to `private`, whose other end must be a
-    /// tiny_http server's that has no other client; workers claim and answer their requests through the [`Slots`].
+    /// Starts the frontend, which admits clients from now on. It writes tickets to `private`; the other end of this
+    /// stream must be a tiny_http server without another client. Workers claim and answer requests through the
+    /// returned [`Slots`].
     ///
-    /// If that stream breaks, what is in work is answered 503, the port is closed, and `on_broken` is called on the
-    /// frontend's thread. The process has descriptors for `limits.max_connections` and [`MAX_SURPLUS`] more.
+    /// If the stream breaks or the thread panics, the frontend answers 503 to the requests that it has, closes the
+    /// port, and calls `on_broken` on its thread. The process must have descriptors for `limits.max_connections` and
+    /// [`MAX_SURPLUS`] more.
     pub fn open(
         listener: Listener,
         limits: Limits,

@@ -4,7 +4,7 @@ use crate::config::TrustedProxies;
 use crate::http::{PeerKey, counted_as};
 use std::{fmt, net::IpAddr};
 
-/// The peer of a connection, or a client that it speaks for.
+/// The peer of a connection, or the client that a trusted proxy sends a request for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
     /// Address of the peer; `None` on a Unix socket.
@@ -21,19 +21,19 @@ impl Peer {
         Peer { address, trusted: proxies.contains(address) }
     }
 
-    /// Returns the client of a request: the one that a trusted proxy names, or the proxy if it names none.
+    /// Returns the client of a request: the client that a trusted proxy has `named`, else the peer of the connection.
     pub fn speaking_for(self, named: Option<IpAddr>) -> Peer {
         Peer { address: named.filter(|_| self.trusted).or(self.address), trusted: false }
     }
 
-    /// Returns the key that its connections are counted under; `None` for a trusted proxy, whose connections are not
-    /// counted.
+    /// Returns the key that the connections of this peer are counted under; `None` for a trusted proxy, whose
+    /// connections are not counted.
     pub fn key(self) -> Option<PeerKey> {
         (!self.trusted).then(|| self.address.map(counted_as))
     }
 }
 
-/// A client as log lines name it, behind a trusted proxy too: its address, or `unix`.
+/// The name of a client in log lines: its address, also behind a trusted proxy, or `unix`.
 pub struct ClientName(pub Option<IpAddr>);
 
 impl fmt::Display for ClientName {
@@ -45,7 +45,8 @@ impl fmt::Display for ClientName {
     }
 }
 
-/// Why a connection may be closed for another one, best first.
+/// Reasons why a connection may be closed for another one. Of two connections, the one with the earlier reason is
+/// closed first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Expendable {
     /// No request and no answer is lost with the connection.
@@ -58,8 +59,8 @@ pub enum Expendable {
     Queued,
 }
 
-/// Returns whether a connection may be closed for a newcomer: only if the newcomer's peer then holds no more than the
-/// peer of the closed one. An idle connection may be closed for its own peer, too.
+/// Returns true if a connection may be closed for a newcomer: only if the newcomer's peer then holds no more than the
+/// peer that loses a connection. A newcomer of the same peer may replace an idle connection.
 pub fn may_displace(newcomer: usize, held: usize, state: Expendable) -> bool {
     newcomer + 1 < held || (state == Expendable::Idle && newcomer <= held)
 }

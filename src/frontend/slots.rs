@@ -1,8 +1,8 @@
-//! The state that the event loop and the workers share: the table of connections, the memory, and how one wakes the
-//! other; and what a worker may do with a request, which it names by its [`Slot`].
+//! The table of connections, which the event loop and the workers share. By its functions a worker claims requests,
+//! answers them, and wakes the event loop. A worker names a request by its [`Slot`].
 //!
-//! Owns the locks of the frontend. Each slot has its own: a worker holds one for one non-blocking write at most, so it
-//! never waits for a client, nor for another worker.
+//! Owns the locks of the frontend. Each slot has one of its own. A worker holds it for one non-blocking write at most,
+//! so it never waits for a client, nor for another worker.
 
 use super::claim::{Claimed, Slot};
 use super::connection::{Connection, Delivery, STATE_LABELS};
@@ -14,20 +14,21 @@ use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Slots for connections beyond the capacity that are being told so. Each costs a descriptor and some 200 bytes.
+/// The most surplus connections: connections beyond `max_connections`, which only get a 503. Each costs a descriptor
+/// and some 200 bytes.
 pub const MAX_SURPLUS: usize = 256;
 
-/// A slot for each client that there may be.
+/// The table of connections, with a slot for each client that there may be.
 pub struct Slots {
     entries: Box<[Mutex<Entry>]>,
     pub(super) budget: Budget,
-    /// A worker waits for memory: connections are to be closed.
+    /// True if a worker waits for memory: the event loop is to close connections.
     pub(super) shortage: AtomicBool,
     limits: Arc<Limits>,
     waker: Waker,
-    /// Answers say `Connection: close`, and idle connections are closed.
+    /// True once a stop has begun: answers say `Connection: close`, and idle connections are closed.
     pub(super) stopping: AtomicBool,
-    /// Connections that the event loop is to advance, as a worker has answered them.
+    /// Slots of connections that a worker has answered and that the event loop is to advance.
     scheduled: Mutex<Vec<u32>>,
     /// Warnings about clients that are answered 503.
     pub warnings: Arc<Warnings>,
@@ -37,21 +38,22 @@ pub struct Slots {
 #[derive(Default)]
 pub(super) struct Entry {
     pub connection: Option<Box<Connection>>,
-    /// A ticket names this slot, and no worker has claimed it yet. A newer request of the slot needs no other ticket.
+    /// True while a ticket that names this slot is on its way to a worker. A newer request of the slot needs no other
+    /// ticket.
     pub has_ticket: bool,
 }
 
 impl Entry {
     /// Returns the connection of a request, if the request still waits for its answer.
     fn awaiting(&mut self, slot: Slot) -> Option<&mut Connection> {
-        self.connection.as_deref_mut().filter(|connection| connection.awaits(slot.generation))
+        self.connection.as_deref_mut().filter(|connection| connection.awaits_answer(slot.generation))
     }
 }
 
-/// The calls of workers.
+/// The functions that workers call.
 impl Slots {
-    /// Claims the requests of a ticket. To be called exactly once for every ticket, and at once: until then, newer
-    /// requests of its slots get no ticket of their own. Leaves out clients that do not wait for an answer any more.
+    /// Claims the requests of a ticket. Leaves out requests whose client does not wait any more. Call it exactly once
+    /// for a ticket, and at once: until then, newer requests of these slots get no ticket.
     pub fn claim(&self, ticket: &str) -> impl Iterator<Item = Claimed> {
         ticket.split(['/', ',']).filter_map(|index| {
             let index = index.parse().ok()?;
@@ -61,12 +63,12 @@ impl Slots {
         })
     }
 
-    /// Sends the answer to its client, as much of it as the socket takes at once; of an answer that is to be cut short,
-    /// so many bytes at most. Returns `None` if it comes too late: the frontend has answered 503 by then, or the client
-    /// is gone.
+    /// Sends the answer to a request, as much of it as the socket takes at once, and at most `cut` bytes of an answer
+    /// that is to be cut short. Returns `None` if the answer comes too late: the frontend has answered 503, or the
+    /// client is gone.
     ///
-    /// Never blocks: the event loop sends the bytes that the client's socket does not take at once, and counts them.
-    /// `held` is the worker's reservation for the answer.
+    /// Never blocks: the event loop sends the bytes that the socket does not take at once, and counts them. `held` is
+    /// the worker's reservation for the answer.
     pub fn send(
         &self,
         slot: Slot,
@@ -85,26 +87,28 @@ impl Slots {
         Some(delivery)
     }
 
-    /// Counts the connections in each state of [`STATE_LABELS`], and returns how many there may be. Looks at each of them.
-    pub fn connections(&self) -> (impl Iterator<Item = (&'static str, usize)>, usize) {
+    /// Returns the number of connections in each state of [`STATE_LABELS`], and the most connections that there may
+    /// be. Locks each slot in turn.
+    pub fn count_connections(&self) -> (impl Iterator<Item = (&'static str, usize)>, usize) {
         let mut counts = [0; STATE_LABELS.len()];
-        self.each(|_, connection| Some(connection.doing())).into_iter().for_each(|doing| counts[doing] += 1);
+        let labels = self.each(|_, connection| Some(connection.label_index()));
+        labels.into_iter().for_each(|label| counts[label] += 1);
         (STATE_LABELS.into_iter().zip(counts), self.limits.max_connections)
     }
 
-    /// Returns the number of slots: as many requests may wait for answers.
+    /// Returns the number of slots, which is the most requests that can wait for answers.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Marks a request as being executed, so that it is not given up for other clients. Returns whether its client
-    /// still waits for the answer.
+    /// Marks a request as being executed, so that its connection is not closed for another client. Returns false if
+    /// its client does not wait for the answer any more.
     pub fn begin(&self, slot: Slot) -> bool {
         self.lock(slot.index).is_some_and(|mut entry| entry.awaiting(slot).map(Connection::begin).is_some())
     }
 
-    /// Returns whether the client has stopped waiting for the answer. Locks the slot for a moment.
-    pub fn abandoned(&self, slot: Slot) -> bool {
+    /// Returns true if the client of a request does not wait for its answer any more. Locks the slot for a moment.
+    pub fn is_abandoned(&self, slot: Slot) -> bool {
         self.lock(slot.index).is_none_or(|mut entry| entry.awaiting(slot).is_none())
     }
 }
@@ -129,13 +133,13 @@ impl Slots {
         Some(self.entries.get(index as usize)?.lock())
     }
 
-    /// Calls `of` with each connection and its index, and collects the results. Locks one slot at a time.
-    pub(super) fn each<T>(&self, mut of: impl FnMut(u32, &Connection) -> Option<T>) -> Vec<T> {
+    /// Calls `look` with each connection and its index, and collects the results. Locks one slot at a time.
+    pub(super) fn each<T>(&self, mut look: impl FnMut(u32, &Connection) -> Option<T>) -> Vec<T> {
         let entries = (0..).zip(&self.entries);
-        entries.filter_map(|(index, entry)| of(index, entry.lock().connection.as_deref()?)).collect()
+        entries.filter_map(|(index, entry)| look(index, entry.lock().connection.as_deref()?)).collect()
     }
 
-    /// Has the event loop advance a connection. Only the first of several calls wakes it.
+    /// Makes the event loop advance a connection. Only the first of several calls wakes the loop.
     fn schedule(&self, index: u32) {
         let mut scheduled = self.scheduled.lock();
         scheduled.push(index);
@@ -145,19 +149,19 @@ impl Slots {
         }
     }
 
-    /// Moves the scheduled connections to the end of a list.
-    pub(super) fn take_scheduled(&self, into: &mut Vec<u32>) {
-        into.append(&mut self.scheduled.lock());
+    /// Moves the slots of scheduled connections to the end of the list `due`.
+    pub(super) fn take_scheduled(&self, due: &mut Vec<u32>) {
+        due.append(&mut self.scheduled.lock());
     }
 
-    /// Has the event loop close connections for the memory that they hold.
+    /// Makes the event loop close connections for their memory, as a worker waits for some.
     pub(super) fn report_shortage(&self) {
         if !self.shortage.swap(true, Ordering::Relaxed) {
             self.wake();
         }
     }
 
-    /// Has the event loop start a stop. Returns at once; doing it again changes nothing.
+    /// Makes the event loop begin a stop. Returns at once; a further call changes nothing.
     pub(super) fn drain(&self) {
         self.stopping.store(true, Ordering::SeqCst);
         self.wake();

@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use std::{collections::HashMap, fmt, mem, net::IpAddr};
 
 /// The least time between two lines about one reason.
-const INTERVAL: Duration = Duration::from_secs(1);
+const LINE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// For each reason, when the next line may be logged, and how many were skipped since the last one.
+/// For each reason: the time from which the next line may be logged, and the number of lines that were skipped since
+/// the last one.
 #[derive(Default)]
 pub struct Warnings(Mutex<HashMap<&'static str, (Instant, u64)>>);
 
@@ -21,10 +22,10 @@ impl Warnings {
         self.warn(why.text(), format_args!(", client={}", ClientName(client)), Some(id));
     }
 
-    /// Logs a warning, if the last one for this reason is long enough ago. `id` names the request that is refused, if
-    /// there is one. The logger of a program that embeds the service may panic: that loses the line alone.
+    /// Logs a warning, if the last line about this reason is long enough ago. `id` names the request that is refused,
+    /// if there is one. The logger of a program that embeds the service may panic, which loses this line alone.
     pub fn warn(&self, why: &'static str, detail: fmt::Arguments, id: Option<&RequestId>) {
-        if let Some(skipped) = self.count(Instant::now(), why) {
+        if let Some(skipped) = self.count_warning(Instant::now(), why) {
             let more = match skipped {
                 0 => String::new(),
                 _ => format!(" (and {skipped} more since the last such line)"),
@@ -34,15 +35,16 @@ impl Warnings {
         }
     }
 
-    /// Counts a warning. Returns how many were skipped since the last line; `None` if this one is skipped, too.
-    fn count(&self, now: Instant, why: &'static str) -> Option<u64> {
+    /// Counts a warning. Returns the number of warnings that were skipped since the last line; `None` if this warning
+    /// is skipped, too.
+    fn count_warning(&self, now: Instant, why: &'static str) -> Option<u64> {
         let mut reasons = self.0.lock();
         let (next, skipped) = reasons.entry(why).or_insert((now, 0));
         if now < *next {
             *skipped += 1;
             return None;
         }
-        *next = now + INTERVAL;
+        *next = now + LINE_INTERVAL;
         Some(mem::take(skipped))
     }
 }
@@ -54,7 +56,7 @@ mod tests {
     #[test]
     fn one_line_a_second_for_each_reason() {
         let (warnings, start) = (Warnings::default(), Instant::now());
-        let count = |time, what| warnings.count(start + Duration::from_millis(time), what);
+        let count = |time, what| warnings.count_warning(start + Duration::from_millis(time), what);
         assert_eq!(
             (count(0, "a"), count(1, "a"), count(1, "b"), count(999, "a")),
             (Some(0), None, Some(0), None)

@@ -1,39 +1,39 @@
-//! Fields by which answers tell browsers about pages of other origins (CORS): which origin may read them, and what a
-//! preflight allows.
+//! The fields by which answers tell browsers about pages of other origins (CORS): which origin may read the answer,
+//! and what a preflight allows.
 //!
 //! Pure. Without `ALLOWED_ORIGINS` no field of a request is looked at.
 
 use super::{Method, Request, Response, is_token};
 use std::sync::Arc;
 
-/// The fields that a page may read beside those that need no permission.
+/// The fields of an answer that a page may read, beside the fields that need no permission.
 const ANSWER_FIELDS: &str = "ETag, Link, Location, Retry-After, X-Request-Id, Idempotency-Replayed";
-/// Seconds for which a browser need not ask again; the most that Chromium keeps.
-const MAX_AGE: &str = "7200";
+/// The seconds for which a browser need not ask again. Chromium keeps no more.
+const MAX_AGE_SECONDS: &str = "7200";
 /// The field by which a preflight names the fields that the page is about to send.
 const ASKED_FIELDS: &str = "Access-Control-Request-Headers";
 
-/// The fields for browsers that the answer to a request has.
+/// The CORS fields that the answer to a request has.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Cors {
     /// No field: there are no allowed origins.
     #[default]
     Off,
-    /// `Vary` alone: the request is not of a page of an allowed origin, and the answer to such a page has more fields.
+    /// `Vary` alone: the request is not of a page of an allowed origin, but the answer to such a page has more fields.
     Varies,
-    /// The fields that let a page read the answer: the entry that allows its origin.
+    /// The fields that let a page read the answer. Holds the entry of `ALLOWED_ORIGINS` that allows its origin.
     Allowed(Arc<str>),
 }
 
 impl Cors {
-    /// Returns the fields that the answer to a request needs for browsers.
-    pub fn of<'a>(origins: &[Arc<str>], fields: impl Iterator<Item = (&'a str, &'a [u8])>) -> Cors {
+    /// Returns the fields that the answer to a request with these `fields` has. `origins`: the allowed origins.
+    pub fn for_fields<'a>(origins: &[Arc<str>], fields: impl Iterator<Item = (&'a str, &'a [u8])>) -> Cors {
         if origins.is_empty() {
             return Cors::Off;
         }
         let mut fields = fields.filter(|(name, _)| name.eq_ignore_ascii_case("origin"));
         match (fields.next(), fields.next()) {
-            (Some((_, origin)), None) => match find(origins, origin) {
+            (Some((_, origin)), None) => match find_entry(origins, origin) {
                 Some(entry) => Cors::Allowed(entry.clone()),
                 None => Cors::Varies,
             },
@@ -46,20 +46,21 @@ impl Cors {
         matches!(self, Cors::Allowed(_))
     }
 
-    /// Returns whether a browser asks by this request what a page of an allowed origin may send.
+    /// Returns true if the request is a preflight: a browser asks what a page of an allowed origin may send.
     pub fn is_preflight(&self, request: &Request) -> bool {
         self.is_allowed() && request.method == Method::Options
     }
 
-    /// Adds the fields of the answer to a preflight: the page may send the methods of `Allow`, and whatever fields it asks
-    /// for, as its origin is allowed and libraries send fields of their own.
+    /// Adds the fields of the answer to a preflight. The page may send the methods of `Allow`, and all fields that it
+    /// asks for: its origin is allowed, and libraries send fields of their own.
     pub fn permit(&self, request: &Request, response: Response) -> Response {
         let Some(methods) = response.header("Allow").filter(|_| self.is_preflight(request)) else {
             return response;
         };
         let methods = methods.to_owned();
-        let response =
-            response.with("Access-Control-Allow-Methods", methods).with("Access-Control-Max-Age", MAX_AGE);
+        let response = response
+            .with("Access-Control-Allow-Methods", methods)
+            .with("Access-Control-Max-Age", MAX_AGE_SECONDS);
         let asked: Vec<_> =
             request.fields(ASKED_FIELDS).flat_map(|list| list.split(',')).map(str::trim).collect();
         let are_names = asked.iter().all(|name| !name.is_empty() && name.bytes().all(is_token));
@@ -84,8 +85,8 @@ impl Cors {
     }
 }
 
-/// Returns the entry of `ALLOWED_ORIGINS` that allows the origin in a request.
-fn find<'a>(origins: &'a [Arc<str>], origin: &[u8]) -> Option<&'a Arc<str>> {
+/// Returns the entry of `ALLOWED_ORIGINS` that allows the origin of a request.
+fn find_entry<'a>(origins: &'a [Arc<str>], origin: &[u8]) -> Option<&'a Arc<str>> {
     origins.iter().find(|allowed| ***allowed == *"*" || allowed.as_bytes() == origin)
 }
 
@@ -97,12 +98,12 @@ mod tests {
         origins.split_whitespace().map(Arc::from).collect()
     }
 
-    /// Returns the fields that the answer to a request with these fields gets, beside `Allow`.
+    /// Returns the fields, beside `Allow`, of the answer to a request with these fields.
     fn added(origins: &str, method: Method, fields: &[(&str, &str)]) -> String {
         let request = Request::new(method, "/users", "");
         let request = fields.iter().fold(request, |request, (name, value)| request.with(*name, *value));
         let lines = request.lines().map(|(name, value)| (name, value.as_bytes()));
-        let cors = Cors::of(&entries(origins), lines);
+        let cors = Cors::for_fields(&entries(origins), lines);
         let mut response = cors.permit(&request, Response::no_content().with("Allow", "GET, OPTIONS"));
         cors.add_to(&mut response);
         let fields = response.headers[1..].iter();
@@ -168,11 +169,11 @@ mod tests {
             ("*", None),
             ("", None),
         ] {
-            assert_eq!(find(&origins, origin.as_bytes()).map(|entry| &**entry), entry, "{origin}");
+            assert_eq!(find_entry(&origins, origin.as_bytes()).map(|entry| &**entry), entry, "{origin}");
         }
         let any = entries("*");
-        assert_eq!(find(&any, b"https://x.example").map(|entry| &**entry), Some("*"));
-        assert_eq!(find(&any, b"*"), find(&any, b"https://x.example"));
-        assert!(find(&[], b"*").is_none());
+        assert_eq!(find_entry(&any, b"https://x.example").map(|entry| &**entry), Some("*"));
+        assert_eq!(find_entry(&any, b"*"), find_entry(&any, b"https://x.example"));
+        assert!(find_entry(&[], b"*").is_none());
     }
 }

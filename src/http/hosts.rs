@@ -1,25 +1,25 @@
-//! Host names: which of them a page of another site can be served under, and which not. Pure.
+//! Host names: whether a page of another site may be served under a name. Pure.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// The last labels of names that no stranger can register, as the texts of the log and of docs/security.md have them;
-/// `home.arpa` is one, too.
+/// The last labels of names that no stranger can register, beside `home.arpa`. The log and docs/security.md have the
+/// same list.
 const RESERVED: [&str; 5] = ["localhost", "local", "internal", "test", "svc"];
 
-/// Returns whether no stranger can own the name in `host`, `host:port`, whatever its case: an IP address, a name without a dot,
-/// one under a reserved name. A page of another site that is served under its own name, and then has that name
-/// resolve to this server (DNS rebinding), can name none of these.
+/// Returns true if no stranger can own the name in `host` or `host:port`, whatever its case: an IP address, a name
+/// without a dot, a name under a reserved one. A page of another site has a name of its own, which then resolves to
+/// this server (DNS rebinding), so it can have none of these names.
 pub fn is_local(authority: &str) -> bool {
     if let Some(rest) = authority.strip_prefix('[') {
         let address = rest.split_once(']').map(|(address, _)| address);
         return address.is_some_and(|address| address.parse::<Ipv6Addr>().is_ok());
     }
-    let name = name(authority);
+    let name = without_port(authority);
     let mut labels = name.rsplit('.');
     let (last, before) = (labels.next().unwrap_or_default(), labels.next());
     let is = |label: &str, reserved: &str| label.eq_ignore_ascii_case(reserved);
     match before {
-        // Refuses a percent-encoded name, as a character of it may be a dot.
+        // Refuses a percent-encoded name, because a character of it may be a dot.
         None => !name.is_empty() && !name.contains('%'),
         Some(_) if last.bytes().all(|byte| byte.is_ascii_digit()) => name.parse::<Ipv4Addr>().is_ok(),
         Some(before) => {
@@ -28,8 +28,8 @@ pub fn is_local(authority: &str) -> bool {
     }
 }
 
-/// Returns a host name without its port and its final dot. Not to be called with an IPv6 address.
-pub fn name(authority: &str) -> &str {
+/// Returns a host name without its port and its final dot. Not for IPv6 addresses.
+pub fn without_port(authority: &str) -> &str {
     let name = authority.split(':').next().unwrap_or_default();
     name.strip_suffix('.').unwrap_or(name)
 }

@@ -1,11 +1,11 @@
-//! The id of a request: the client's, from `X-Request-Id`, or a new one.
+//! The id of a request: the id that the client sends in `X-Request-Id`, or a new one.
 //!
-//! Owns which ids of clients are taken over.
+//! Owns which ids of clients are accepted.
 
 use std::{fmt, sync::Arc};
 use uuid::Uuid;
 
-/// Bytes of the longest id that is taken over.
+/// The bytes of the longest id that is accepted.
 const MAX_ID_BYTES: usize = 128;
 
 /// The name of a request, in its answer and in every line of the log about it.
@@ -13,18 +13,18 @@ const MAX_ID_BYTES: usize = 128;
 pub enum RequestId {
     /// The id that its client sent.
     Given(Arc<str>),
-    /// An id that was made here. It becomes text when it is written.
+    /// An id that was made here. It becomes text only when it is written.
     Made(Uuid),
 }
 
 impl RequestId {
-    /// Makes an id: a UUID of version 7 (RFC 9562), in the order of time.
+    /// Makes an id: a UUID of version 7 (RFC 9562), whose order is the order of time.
     pub fn new() -> RequestId {
         RequestId::Made(Uuid::now_v7())
     }
 
-    /// Takes over the id that a client sent, if it has 1 to 128 characters of `[A-Za-z0-9._~+/=:-]`, which
-    /// can neither end a line nor be taken for another field of it.
+    /// Accepts the id that a client sent, if it has 1 to 128 characters of `[A-Za-z0-9._~+/=:-]`. Such an id can
+    /// neither end a line of the log nor look like another field of it.
     pub fn given(value: &[u8]) -> Option<RequestId> {
         let allowed = |byte: &u8| byte.is_ascii_alphanumeric() || b"._~+/=:-".contains(byte);
         if value.is_empty() || value.len() > MAX_ID_BYTES || !value.iter().all(allowed) {
@@ -43,7 +43,7 @@ impl fmt::Display for RequestId {
     }
 }
 
-/// Logs a line, with the id of the request that it is about as the value of `request_id`.
+/// Logs a line about a request, with the id of the request as the value of `request_id`.
 pub fn log_line(level: log::Level, id: Option<&RequestId>, line: fmt::Arguments) {
     match id {
         Some(id) => log::log!(level, request_id:% = id; "{line}"),

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::{borrow::Cow, fmt};
 use strum::VariantArray;
 
-/// The methods that routes are told apart by.
+/// The HTTP methods that routes have. `Other` stands for all further methods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display, strum::IntoStaticStr, strum::VariantArray)]
 #[strum(serialize_all = "UPPERCASE")]
 #[allow(missing_docs)]
@@ -22,15 +22,15 @@ pub enum Method {
 }
 
 impl From<&str> for Method {
-    /// Method names are compared as they are: they are case-sensitive (RFC 9110, 9.1).
+    /// Compares the name with its case, as names of methods are case-sensitive (RFC 9110, 9.1).
     fn from(name: &str) -> Method {
         Method::VARIANTS.iter().copied().find(|known| known.name() == name).unwrap_or(Method::Other)
     }
 }
 
 impl Method {
-    /// Returns a method's name for the log: the name that the client has sent, unless it is longer than every method in
-    /// use.
+    /// Returns the name of a method for the log: the name that the client has sent, unless it is longer than all known
+    /// methods.
     pub(crate) fn shown(self, name: &str) -> Cow<'static, str> {
         const MAX_NAME_BYTES: usize = 16;
         match self {
@@ -39,14 +39,13 @@ impl Method {
         }
     }
 
-    /// Returns the name, `OTHER` for all methods that routes do not tell apart.
+    /// Returns the name; `OTHER` for a method that no route has.
     pub(crate) fn name(self) -> &'static str {
         self.into()
     }
 }
 
-/// A complete request: the body has arrived, framing and limits are behind it. It has this form from the socket to the
-/// line of the log.
+/// A complete request: its body has arrived and is decoded. It has this form from the socket to the line of the log.
 #[derive(Clone)]
 pub struct Request {
     /// The method.
@@ -63,10 +62,10 @@ pub struct Request {
     pub peer: Option<IpAddr>,
 }
 
-/// The key that a peer is counted by: an address, an IPv6 network, or all of a Unix socket.
+/// The key that a peer is counted by: an address, an IPv6 network, or `None` for all clients of a Unix socket.
 pub type PeerKey = Option<IpAddr>;
 
-/// Returns the address by which a peer is counted: an IPv6 peer usually has a whole /64 to itself.
+/// Returns the address by which a peer is counted: for IPv6 its /64 network, because a peer usually has a whole one.
 pub fn counted_as(peer: IpAddr) -> IpAddr {
     match peer {
         IpAddr::V4(_) => peer,
@@ -74,7 +73,7 @@ pub fn counted_as(peer: IpAddr) -> IpAddr {
     }
 }
 
-/// Shows neither the values of the fields, of which one may be a token, nor the body, which may hold a password.
+/// Leaves out the values of the fields, of which one may be a token, and the body, which may hold a password.
 impl fmt::Debug for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Request")
@@ -88,12 +87,12 @@ impl fmt::Debug for Request {
 }
 
 impl Request {
-    /// `GET` of a target: `Request::get("/users?page=2")`.
+    /// Returns a `GET` of a target: `Request::get("/users?page=2")`.
     pub fn get(target: impl Into<String>) -> Request {
         Request::new(Method::Get, target, "")
     }
 
-    /// `POST` of a JSON body:
+    /// Returns a `POST` of a JSON body:
     ///
     /// ```
     /// # use userd::Request;
@@ -105,22 +104,22 @@ impl Request {
         Request::new(Method::Post, target, body.to_string())
     }
 
-    /// `PUT` of a JSON body.
+    /// Returns a `PUT` of a JSON body.
     pub fn put(target: impl Into<String>, body: &Value) -> Request {
         Request::new(Method::Put, target, body.to_string())
     }
 
-    /// `PATCH` of a JSON body.
+    /// Returns a `PATCH` of a JSON body.
     pub fn patch(target: impl Into<String>, body: &Value) -> Request {
         Request::new(Method::Patch, target, body.to_string())
     }
 
-    /// `DELETE` of a target.
+    /// Returns a `DELETE` of a target.
     pub fn delete(target: impl Into<String>) -> Request {
         Request::new(Method::Delete, target, "")
     }
 
-    /// Adds a header: `.with("Authorization", "Bearer …")`. Line ends in it become spaces.
+    /// Adds a header: `.with("Authorization", "Bearer …")`. Replaces line ends in it by spaces.
     pub fn with(mut self, name: impl Into<String>, value: impl Into<String>) -> Request {
         let line = format!("{}: {}", name.into(), value.into());
         self.fields += &line.replace(['\r', '\n'], " ");

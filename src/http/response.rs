@@ -1,4 +1,4 @@
-//! An answer as a value, and its bytes on the wire; also the answer to an [`Error`], and the log's line about one.
+//! An answer as a value, its bytes on the wire, the answer to an [`Error`], and the log line about an error.
 
 use super::{RequestId, log_line};
 use crate::error::Error;
@@ -8,11 +8,12 @@ use serde_json::Value;
 use std::io::{self, Write};
 use std::{borrow::Cow, fmt, time::SystemTime};
 
-/// Bytes that a body of one user and most heads fit in.
+/// The bytes that a body of one user, or a head, usually takes at most.
 const USUAL_BYTES: usize = 512;
 
-/// Bytes of the longest body that is copied behind its head; the memory of a longer one counts.
-const COPIED_BYTES: usize = 4 << 10;
+/// The bytes of the longest body that is copied behind its head. A longer body is moved instead, because its memory
+/// counts.
+const MAX_COPIED_BYTES: usize = 4 << 10;
 
 /// Tells whether the connection stays open after a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +36,7 @@ pub struct Response {
     pub body: Vec<u8>,
 }
 
-/// Shows the body as text, to be read in a failed test.
+/// Shows the body as text, for failed tests.
 impl fmt::Debug for Response {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Response")
@@ -52,7 +53,7 @@ impl Response {
         let mut body = Vec::with_capacity(USUAL_BYTES);
         serde_json::to_writer(&mut body, value).expect("our own types have string keys only");
         body.push(b'\n');
-        if body.len() > COPIED_BYTES {
+        if body.len() > MAX_COPIED_BYTES {
             body.shrink_to_fit();
         }
         Response { status, headers: Vec::new(), body }
@@ -87,12 +88,12 @@ impl Response {
         self.body.capacity()
     }
 
-    /// Returns the bytes on the wire, as the answer to the request of that id. `head_only` leaves the body out and keeps
-    /// its length, as HEAD wants it.
+    /// Returns the bytes on the wire, as the answer to the request of that id. `head_only` leaves the body out but
+    /// keeps its length, as HEAD requires.
     pub(crate) fn into_bytes(self, persistence: Persistence, head_only: bool, id: &RequestId) -> Vec<u8> {
-        let mut head = Vec::with_capacity(USUAL_BYTES + self.body.len().min(COPIED_BYTES));
+        let mut head = Vec::with_capacity(USUAL_BYTES + self.body.len().min(MAX_COPIED_BYTES));
         self.write_head(persistence, id, &mut head).expect("a Vec takes all");
-        if head_only || self.body.len() <= COPIED_BYTES {
+        if head_only || self.body.len() <= MAX_COPIED_BYTES {
             head.extend_from_slice(if head_only { &[] } else { &self.body });
             return head;
         }
@@ -120,7 +121,8 @@ impl Response {
             write!(head, "{name}: {value}\r\n")?;
         }
         match persistence {
-            // Clients of HTTP/1.0 need the first one, and Connection has to name the second one (RFC 9110, 7.6.1).
+            // Sends both fields: clients of HTTP/1.0 need `keep-alive`, and Connection has to name Keep-Alive (RFC
+            // 9110, 7.6.1).
             Persistence::KeepAlive(seconds) => {
                 write!(head, "Connection: keep-alive\r\nKeep-Alive: timeout={seconds}\r\n\r\n")
             }

@@ -6,9 +6,9 @@ use crate::http::Request;
 use crate::users::email;
 use serde_json::{Map, Value};
 
-/// Reads the JSON object in the body of a request, and brings the e-mail address in it into NFC. Refuses a content
-/// coding and an upload (`multipart/…`). Accepts a form's media type, because curl sends it by default. `patch`: the
-/// request is a PATCH, whose body must be a merge patch; a media type of another kind of patch is refused.
+/// Parses the body of a request, a JSON object, and brings the e-mail address in it into NFC. Refuses a content coding
+/// and an upload (`multipart/…`). Accepts the media type of a form, because curl sends it by default. `patch`: the
+/// request is a PATCH, for which only the media types of a merge patch are accepted.
 pub fn body(request: &Request, patch: bool) -> Result<Map<String, Value>, Error> {
     const CURL_DEFAULT_TYPE: &str = "application/x-www-form-urlencoded";
     let mut codings = request.fields("content-encoding").flat_map(|value| value.split(',')).map(str::trim);

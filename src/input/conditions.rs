@@ -5,43 +5,44 @@ use crate::http::Request;
 use crate::users::revision::{Condition, Revision, Revisions};
 use time::OffsetDateTime;
 
-/// Returns the field `ETag` of an answer with a user in this state.
+/// Returns the value of `ETag` for a user in this state.
 pub fn etag(Revision { version, updated_at }: Revision) -> String {
     let micros = (updated_at.unix_timestamp_nanos() / 1000) as i64;
     format!("\"{version}-{micros:x}\"")
 }
 
-/// Returns the state that an entity tag of this service names; `None` for other tags. The tag has no quotes.
-fn revision(text: &str) -> Option<Revision> {
+/// Returns the state that an entity tag of this service names; `None` for a tag of another service. `text` is the tag
+/// without quotes.
+fn parse_tag(text: &str) -> Option<Revision> {
     let (version, micros) = text.rsplit_once('-')?;
     let micros = u64::from_str_radix(micros, 16).ok()?.cast_signed();
     let updated_at = OffsetDateTime::from_unix_timestamp_nanos(i128::from(micros) * 1000).ok()?;
     let revision = Revision { version: version.parse().ok()?, updated_at };
-    // Another spelling of the numbers is no tag of this service.
+    // Refuses another spelling of the numbers, which is no tag of this service.
     (etag(revision).trim_matches('"') == text).then_some(revision)
 }
 
-/// Reads `If-Match` and `If-None-Match` of a request, as far as it has them; [`Error::BadRequest`] if one is no list of
-/// entity tags.
+/// Parses the fields `If-Match` and `If-None-Match` of a request, if it has them. [`Error::BadRequest`] if one of them
+/// is no list of entity tags.
 pub fn condition(request: &Request) -> Result<Condition, Error> {
     let Condition { only, except } = Condition::default();
-    // Weak tags match no state in If-Match; in If-None-Match they match as strong ones do.
-    let only = tags(request, "if-match", false, only)
+    // Lets weak tags match no state in If-Match; in If-None-Match they match as strong ones do (RFC 9110, 13.1).
+    let only = parse_fields(request, "if-match", false, only)
         .ok_or(Error::BadRequest("If-Match holds neither * nor entity tags in double quotes"))?;
-    let except = tags(request, "if-none-match", true, except)
+    let except = parse_fields(request, "if-none-match", true, except)
         .ok_or(Error::BadRequest("If-None-Match holds neither * nor entity tags in double quotes"))?;
     Ok(Condition { only, except })
 }
 
-/// Reads all fields of a name together, or returns `absent` if there is none; `None` if they are malformed. Tags of other
-/// services match no state.
-fn tags(request: &Request, name: &str, weak: bool, absent: Revisions) -> Option<Revisions> {
+/// Parses all fields of a name together, or returns `absent` if there is none. `None` if the fields are malformed.
+/// Tags of other services match no state.
+fn parse_fields(request: &Request, name: &str, weak: bool, absent: Revisions) -> Option<Revisions> {
     let values: Vec<&str> = request.fields(name).collect();
     match values[..] {
         [] => Some(absent),
         [value] if value.trim_matches(SPACES) == "*" => Some(None),
         _ => {
-            let lists = values.into_iter().map(|value| tag_list(value, weak));
+            let lists = values.into_iter().map(|value| parse_list(value, weak));
             Some(Some(lists.collect::<Option<Vec<_>>>()?.concat()))
         }
     }
@@ -49,9 +50,9 @@ fn tags(request: &Request, name: &str, weak: bool, absent: Revisions) -> Option<
 
 const SPACES: [char; 2] = [' ', '\t'];
 
-/// Reads the states that a list of tags names, weak tags only if they count; `None` if it is malformed. An empty list is
-/// one (RFC 9110, 5.6.1).
-fn tag_list(value: &str, weak: bool) -> Option<Vec<Revision>> {
+/// Parses a list of tags into the states that they name; weak tags are left out unless `weak` is set. `None` if the
+/// list is malformed. An empty text is a list (RFC 9110, 5.6.1).
+fn parse_list(value: &str, weak: bool) -> Option<Vec<Revision>> {
     let mut revisions = Vec::new();
     let mut rest = value.trim_matches([' ', '\t', ',']);
     while !rest.is_empty() {
@@ -60,7 +61,7 @@ fn tag_list(value: &str, weak: bool) -> Option<Vec<Revision>> {
         if text.bytes().any(|byte| byte <= b' ' || byte == 0x7f) {
             return None;
         }
-        revisions.extend(revision(text).filter(|_| weak || weak_tag.is_none()));
+        revisions.extend(parse_tag(text).filter(|_| weak || weak_tag.is_none()));
         rest = after.trim_start_matches(SPACES);
         if !rest.is_empty() {
             rest = rest.strip_prefix(',')?.trim_start_matches([' ', '\t', ',']);
@@ -88,12 +89,12 @@ mod tests {
         ];
         for (state, text) in rows {
             assert_eq!(etag(state), format!("\"{text}\""));
-            assert_eq!(revision(text), Some(state), "{text}");
+            assert_eq!(parse_tag(text), Some(state), "{text}");
         }
         for text in
             ["", "1", "1-", "-1", "+1-0", "01-0", "1-00", "1-A", "1-g", "1--1", "1-0 ", "1-7fffffffffffffff"]
         {
-            assert_eq!(revision(text), None, "{text}");
+            assert_eq!(parse_tag(text), None, "{text}");
         }
     }
 
@@ -124,9 +125,9 @@ mod tests {
             (r#""1-0", *"#, None),
         ];
         for (value, expected) in rows {
-            assert_eq!(tag_list(value, false).as_deref(), expected, "{value}");
+            assert_eq!(parse_list(value, false).as_deref(), expected, "{value}");
         }
-        assert_eq!(tag_list(r#"W/"1-0", "2-a""#, true), Some(vec![at(1, 0), at(2, 10)]));
+        assert_eq!(parse_list(r#"W/"1-0", "2-a""#, true), Some(vec![at(1, 0), at(2, 10)]));
     }
 
     #[test]
@@ -139,7 +140,7 @@ mod tests {
             condition(&request)
         };
         let (one, two) = (at(1, 0), at(2, 10));
-        // The fields, and the statuses of reads of both states.
+        // Each row has the fields, and the statuses of a read of the first and the second state.
         type Row<'a> = (&'a [(&'a str, &'a str)], u16, u16);
         let rows: [Row; 15] = [
             (&[], 200, 200),
@@ -160,7 +161,7 @@ mod tests {
         ];
         for (fields, first, second) in rows {
             let condition = parse(fields).unwrap();
-            // A change is made where a read would be answered.
+            // Makes a change if a read would be answered.
             let read = |revision| match (condition.holds(revision), condition.allows(revision)) {
                 (true, _) => 200,
                 (false, true) => 304,

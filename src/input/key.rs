@@ -1,14 +1,14 @@
-//! `Idempotency-Key`.
+//! The field `Idempotency-Key`.
 
 use crate::error::Error;
 use crate::http::Request;
 use crate::users::idempotency::Key;
 
-/// Characters of the longest key.
+/// The most characters of a key.
 const MAX_KEY_CHARS: usize = 255;
 
-/// Reads the `Idempotency-Key` of a request: 1 to 255 visible ASCII characters, or a structured string without
-/// escapes. `None` if it has none; [`Error::BadRequest`] if it is malformed or there are several.
+/// Parses the `Idempotency-Key` of a request: 1 to 255 visible ASCII characters, or these as a structured string
+/// without escapes. `None` if the request has no key; [`Error::BadRequest`] if it is malformed or there are several.
 pub fn idempotency_key(request: &Request) -> Result<Option<Key>, Error> {
     const MALFORMED: Error =
         Error::BadRequest("Idempotency-Key holds not just 1 to 255 visible ASCII characters");

@@ -1,5 +1,5 @@
-//! The parts of a request beside its path. Each function reads one part, or refuses the request for it; none knows a route's
-//! answer.
+//! The parts of a request beside its path. Each function parses one part, or refuses the request for it; none knows
+//! how a route answers.
 
 mod body;
 mod conditions;

@@ -10,7 +10,7 @@ use percent_encoding::percent_decode_str;
 /// The parameters of `GET /users`.
 const LIST_PARAMETERS: [&str; 7] = ["page", "perPage", "order", "email", "emailPrefix", "after", "id"];
 
-/// Parameters, each with the parameters that it cannot be combined with.
+/// Each parameter with the parameters that it cannot be combined with.
 const EXCLUDED: [(&str, &[&str]); 4] = [
     ("order", &["email"]),
     ("after", &["page", "email", "order"]),
@@ -21,13 +21,19 @@ const EXCLUDED: [(&str, &[&str]); 4] = [
 /// The message about a value of `id` that no user can have.
 const NO_ID: &str = "must be an id, one for each parameter, as in id=3&id=5: digits, without a zero in front, up to 9223372036854775807";
 
-/// Unknown parameters that a refusal names, and characters of each: a query of thousands is not repeated.
+/// The most unknown parameters that a refusal names, and the most characters of each: a query of thousands is not
+/// repeated.
 const MAX_NAMED: usize = 10;
 const MAX_NAME_CHARS: usize = 64;
 
-/// Reads the query of `GET /users`: `page` (default 1) and `perPage` (default 15, at most `max_per_page`), both whole
-/// numbers from 1, with `email` or `order`; or `perPage` with a whole number `after` or with `emailPrefix`. Each at most
-/// once, and no others; or `id` alone, at most `max_per_page` times. Else [`Error::InvalidQuery`].
+/// Parses the query of `GET /users`, or returns [`Error::InvalidQuery`]. There are four kinds of lists:
+/// - `page` (default 1) and `perPage` (default 15, at most `max_per_page`), both whole numbers from 1; with `email` or
+///   `order`
+/// - `after`, a whole number, and `perPage`
+/// - `emailPrefix` and `perPage`
+/// - `id` alone, up to `max_per_page` times
+///
+/// Each parameter but `id` may be there once, and no other parameter may be there.
 pub fn list_request(request: &Request, max_per_page: u32) -> Result<ListRequest, Error> {
     let mut query = Query::new(request);
     let page = query.number("page", 1, i64::MAX);
@@ -64,7 +70,7 @@ pub fn no_query(request: &Request) -> Result<(), Error> {
 
 /// The parameters of a query string, and the violations in it.
 struct Query<'a> {
-    /// Names, decoded as a form's, and values as they were sent.
+    /// The names, decoded as in a form, and the values as they were sent.
     given: Vec<(String, &'a str)>,
     violations: Vec<Violation>,
 }
@@ -81,7 +87,7 @@ impl<'a> Query<'a> {
     }
 
     fn refuse(&mut self, name: &str, keyword: &str, message: impl Into<String>) {
-        // Escapes the name as a JSON pointer has it.
+        // Escapes the name as in a JSON pointer.
         let path = format!("/{}", name.replace('~', "~0").replace('/', "~1"));
         self.violations.push(Violation { path, keyword: keyword.to_owned(), message: message.into() });
     }
@@ -101,7 +107,7 @@ impl<'a> Query<'a> {
         Some(value)
     }
 
-    /// Returns the ids that the values of a parameter are. Refuses a parameter that is given more than `max` times.
+    /// Parses the values of a parameter as ids. Refuses a parameter that is given more than `max` times.
     fn ids(&mut self, name: &str, max: u32) -> Vec<i64> {
         let given = self.given.iter().filter(|(given, _)| given == name);
         let ids: Vec<_> = given.map(|(_, value)| parse_id(&percent_decode(value)?)).collect();
@@ -113,6 +119,7 @@ impl<'a> Query<'a> {
         ids.into_iter().flatten().collect()
     }
 
+    /// Parses a parameter as a whole number from `min` to `max`. Refuses other values.
     fn number(&mut self, name: &str, min: i64, max: i64) -> Option<i64> {
         let text = percent_decode(self.value(name)?).unwrap_or_default();
         let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -121,14 +128,14 @@ impl<'a> Query<'a> {
             _ if !is_number => ("type", too_small()),
             Ok(number) if number < min => ("minimum", too_small()),
             Ok(number) if number <= max => return Some(number),
-            // A text of digits alone that does not fit is a number that is too large.
+            // Refuses digits that do not fit into the type as a number that is too large.
             _ => ("maximum", format!("must be at most {max}")),
         };
         self.refuse(name, keyword, message);
         None
     }
 
-    /// Returns the e-mail address in a parameter, in NFC. A `+` stays a plus sign, because users of curl do not encode
+    /// Parses a parameter as an e-mail address, in NFC. A `+` stays a plus sign, because users of curl do not encode
     /// it; HTML forms would read it as a space.
     fn address(&mut self, name: &str) -> Option<String> {
         let (keyword, message) = match percent_decode(self.value(name)?) {
@@ -141,7 +148,8 @@ impl<'a> Query<'a> {
         None
     }
 
-    /// Refuses parameters that are not among these, by name; values are never repeated, as one may be a token.
+    /// Refuses parameters that are not `known`. Names them without their values, as one may be a token. Returns
+    /// [`Error::InvalidQuery`] with all refusals of the query.
     fn end(mut self, known: &[&str]) -> Result<(), Error> {
         let names = self.given.iter().map(|(name, _)| name.clone());
         let unknown: Vec<_> = names.filter(|name| !known.contains(&name.as_str())).take(MAX_NAMED).collect();
@@ -167,7 +175,7 @@ mod tests {
         list_request(&Request::get(format!("/users?{query}")), 1000)
     }
 
-    /// Path and keyword of each violation.
+    /// Returns the path and the keyword of each violation.
     fn violations(result: Result<ListRequest, Error>) -> Vec<String> {
         match result {
             Err(Error::InvalidQuery(violations)) => {

@@ -8,15 +8,15 @@ use crate::users::email;
 use jsonschema::{ValidationError, Validator, error::ValidationErrorKind};
 use serde_json::{Map, Value};
 
-/// The pattern of the schemas whose failure has a sentence of its own.
-const WITHOUT_NUL: &str = r"^[^\x00]*$";
+/// The pattern of the schemas whose violation has a sentence of its own: a text without NUL.
+const PATTERN_WITHOUT_NUL: &str = r"^[^\x00]*$";
 
-/// The names that the description has for the files of the schemas.
-const FILES: [&str; 3] = ["create-user.basic.json", "patch-user.basic.json", "authenticate.json"];
+/// The files of the schemas, as the description of the service (`openapi.json`) names them.
+const SCHEMA_FILES: [&str; 3] = ["create-user.basic.json", "patch-user.basic.json", "authenticate.json"];
 
-/// Returns a schema of bodies by the name that the description has for its file in `schemas/`: the file, or its strict
-/// variant. `None` if no body is checked against it.
-pub fn file(name: &str, variant: Schema) -> Option<Value> {
+/// Returns the schema of bodies that the description has under the name of a file in `schemas/`: this file, or its
+/// strict variant. `None` if the file is not a schema of bodies.
+pub fn schema_file(name: &str, variant: Schema) -> Option<Value> {
     let text = match (name, variant) {
         ("create-user.basic.json", Schema::Basic) => include_str!("../../schemas/create-user.basic.json"),
         ("create-user.basic.json", Schema::Strict) => include_str!("../../schemas/create-user.strict.json"),
@@ -28,14 +28,14 @@ pub fn file(name: &str, variant: Schema) -> Option<Value> {
     Some(serde_json::from_str(text).expect("a schema of this crate is JSON"))
 }
 
-/// The schemas that bodies are checked against, and the variant of the contract.
+/// The schemas that bodies are validated against, and the variant of the contract.
 #[derive(Debug)]
 pub struct BodySchemas {
     /// The variant of the contract, which decides how a violation is answered.
     pub variant: Schema,
     /// The body of POST /users.
     pub create: BodySchema,
-    /// The fields in the body of a PATCH, by the create schema; a password may be removed.
+    /// The fields in the body of a PATCH: as in the create schema, but the password may be removed.
     pub patch: BodySchema,
     /// The body of POST /users/authenticate.
     pub authenticate: BodySchema,
@@ -45,7 +45,7 @@ pub struct BodySchemas {
 #[derive(Debug)]
 pub struct BodySchema {
     validator: Validator,
-    /// The schema has `format: email`, whose rules are those of [`email::check`].
+    /// True if the schema has `format: email`, for which [`email::check`] is called instead.
     has_format: bool,
     mode: config::Validation,
 }
@@ -53,8 +53,9 @@ pub struct BodySchema {
 impl BodySchemas {
     /// Compiles the schemas that the settings `SCHEMA` and `VALIDATION` select.
     pub fn new(variant: Schema, mode: config::Validation) -> BodySchemas {
-        let compile = |name| BodySchema::new(file(name, variant).expect("a body has this schema"), mode);
-        let [create, patch, authenticate] = FILES.map(compile);
+        let compile =
+            |name| BodySchema::new(schema_file(name, variant).expect("a body has this schema"), mode);
+        let [create, patch, authenticate] = SCHEMA_FILES.map(compile);
         BodySchemas { variant, create, patch, authenticate }
     }
 }
@@ -63,9 +64,9 @@ impl BodySchema {
     fn new(mut schema: Value, mode: config::Validation) -> BodySchema {
         let email = schema.pointer_mut("/properties/email").and_then(Value::as_object_mut);
         let has_format = email.is_some_and(|email| email.remove("format").is_some());
-        // The draft is the one that the file names: draft 7, whose own schema, which is compiled and kept, is one file; those
-        // of later drafts are eight. `jsonschema::options`, which a format of ours would need, is generic: rustc would
-        // compile all keywords once more, for this crate.
+        // Compiles the draft that the file names. It is draft 7, whose own schema is one file in memory; later drafts
+        // have eight. A format of ours would need `jsonschema::options`, which is generic: rustc would compile all
+        // keywords once more for this crate.
         let validator = jsonschema::validator_for(&schema).expect("a schema of this crate is one");
         BodySchema { validator, has_format, mode }
     }
@@ -79,9 +80,10 @@ impl BodySchema {
             (true, Value::Object(map)) => return Ok(map),
             (_, body) => body,
         };
-        let mut violations: Vec<Violation> = self.validator.iter_errors(&body).map(violation).collect();
+        let mut violations: Vec<Violation> = self.validator.iter_errors(&body).map(to_violation).collect();
         if let Some(message) = problem {
-            // Missing fields are told first, then fields in the order of their names, of which an address is the first one.
+            // Puts the violation of the address behind those of missing fields and before those of later names, as the
+            // validator orders them.
             let is_before = |found: &&Violation| found.keyword == "required" || found.path == "/email";
             let of_address = violations.iter().take_while(is_before).count();
             let (path, keyword) = ("/email".to_owned(), "format".to_owned());
@@ -94,7 +96,7 @@ impl BodySchema {
     }
 }
 
-/// Reads the body as a JSON object, behind a byte order mark if it has one; duplicate keys: the last one counts.
+/// Parses the body as a JSON object, without its byte order mark if it has one. Of duplicate keys the last one counts.
 pub fn object(body: &[u8]) -> Result<Map<String, Value>, Error> {
     let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
     let problem = match serde_json::from_slice(body) {
@@ -102,20 +104,20 @@ pub fn object(body: &[u8]) -> Result<Map<String, Value>, Error> {
         Ok(_) => "another kind of JSON".to_owned(),
         Err(error) => error.to_string(),
     };
-    Err(Error::InvalidJson(mistake(body).map_or_else(|| no_object(body, &problem), str::to_owned)))
+    Err(Error::InvalidJson(common_mistake(body).map_or_else(|| other_mistake(body, &problem), str::to_owned)))
 }
 
-/// Returns a sentence about a body that a client or a shell has made something else of. It repeats one character alone, as
-/// the body may have a password in it.
-fn no_object(body: &[u8], problem: &str) -> String {
+/// Returns a message for a body that is no JSON object and shows no common mistake. Repeats one character of it alone,
+/// as the body may have a password in it.
+fn other_mistake(body: &[u8], problem: &str) -> String {
     let first = String::from_utf8_lossy(body).trim_ascii_start().chars().next().unwrap_or_default();
     format!(
         "the body is not a JSON object: it begins with {first:?} ({problem}); a file arrives as it is: curl -d @user.json"
     )
 }
 
-/// Names a mistake that is often made, and how to mend it.
-fn mistake(body: &[u8]) -> Option<&'static str> {
+/// Returns a message for a common mistake: what it is, and how to mend it.
+fn common_mistake(body: &[u8]) -> Option<&'static str> {
     Some(match body.trim_ascii_start() {
         [] => "the body is empty",
         [0x1f, 0x8b, ..] => "the body is compressed with gzip; send plain JSON",
@@ -129,24 +131,24 @@ fn mistake(body: &[u8]) -> Option<&'static str> {
     })
 }
 
-/// Returns true if the body begins as a form does: `name=`.
+/// Returns true if the body begins as that of a form: `name=`.
 fn is_form(body: &[u8]) -> bool {
     let name =
         body.iter().take_while(|byte| byte.is_ascii_alphanumeric() || b"-_.%+[]".contains(byte)).count();
     name > 0 && body.get(name) == Some(&b'=')
 }
 
-fn violation(error: ValidationError<'_>) -> Violation {
+fn to_violation(error: ValidationError<'_>) -> Violation {
     let path = error.instance_path().as_str();
     let (path, message) = match error.kind() {
         ValidationErrorKind::Required { property } => {
             let name = property.as_str().unwrap_or_default();
             (format!("{path}/{name}"), "is required".to_owned())
         }
-        ValidationErrorKind::Pattern { pattern } if pattern == WITHOUT_NUL => {
+        ValidationErrorKind::Pattern { pattern } if pattern == PATTERN_WITHOUT_NUL => {
             (path.to_owned(), HAS_NUL.to_owned())
         }
-        // Masked, because the value may be a password.
+        // Masks the value, which may be a password.
         _ => (path.to_owned(), error.masked().to_string()),
     };
     Violation { path, keyword: error.kind().keyword().to_owned(), message }
@@ -178,7 +180,7 @@ mod tests {
         assert!(strict.contains(&"/password required: is required".to_owned()), "{strict:?}");
         let passes = json!({"name": "n", "email": "a@b.co", "password": "12345678", "more": 1});
         assert_eq!(violations(Schema::Strict, passes), Vec::<String>::new());
-        // Clients show the first one.
+        // Puts the violation first that clients show.
         let several = violations(Schema::Strict, json!({"email": "bad", "password": "short"}));
         let first: Vec<_> = several.iter().map(|line| line.split(':').next().unwrap()).collect();
         assert_eq!(first, ["/name required", "/email format", "/password minLength"]);
@@ -190,7 +192,7 @@ mod tests {
     #[test]
     fn a_patch_has_the_rules_of_a_create() {
         for variant in [Schema::Basic, Schema::Strict] {
-            let [create, patch, _] = FILES.map(|name| file(name, variant).unwrap());
+            let [create, patch, _] = SCHEMA_FILES.map(|name| schema_file(name, variant).unwrap());
             let mut expected = create.clone();
             expected["title"] = patch["title"].clone();
             expected["properties"]["password"]["type"] = json!(["string", "null"]);
@@ -199,7 +201,7 @@ mod tests {
         }
     }
 
-    /// A PUT, which knows no schema, refuses the values that the schemas refuse.
+    /// Checks that a PUT, which has no schema, refuses the values that the schemas refuse.
     #[test]
     fn bounds_of_fields_are_those_of_users() {
         use crate::users::user::{MAX_EMAIL, MAX_NAME_CHARS, MIN_PASSWORD_CHARS, UserChanges};
@@ -242,7 +244,8 @@ mod tests {
         assert_eq!(keywords, expected);
     }
 
-    /// A keyword that the draft lacks would be ignored. The files are parts of the description, too, whose draft is later.
+    /// Checks the keywords of the schemas: a keyword that their draft lacks would be ignored. The files are parts of
+    /// the description, too, whose draft is later.
     #[test]
     fn schemas_have_keywords_of_their_draft_alone() {
         use jsonschema::Draft::{Draft7, Draft202012};
@@ -254,8 +257,10 @@ mod tests {
             }
             Draft7.subresources_of(schema).for_each(check);
         }
-        for (name, variant) in FILES.iter().flat_map(|name| [(name, Schema::Basic), (name, Schema::Strict)]) {
-            let schema = file(name, variant).unwrap();
+        for (name, variant) in
+            SCHEMA_FILES.iter().flat_map(|name| [(name, Schema::Basic), (name, Schema::Strict)])
+        {
+            let schema = schema_file(name, variant).unwrap();
             assert_eq!(schema["$schema"], "http://json-schema.org/draft-07/schema#", "{name}");
             check(&schema);
         }
@@ -264,7 +269,7 @@ mod tests {
     #[test]
     fn schemas_are_compiled_as_they_say() {
         let first = |fields: &Value, body: Value| {
-            let mut schema = file("authenticate.json", Schema::Basic).unwrap();
+            let mut schema = schema_file("authenticate.json", Schema::Basic).unwrap();
             schema["properties"] = fields.clone();
             let schema = BodySchema::new(schema, config::Validation::Declarative);
             let body = object(body.to_string().as_bytes()).unwrap();
@@ -279,7 +284,7 @@ mod tests {
             "c": {"propertyNames": {"maxLength": 1}},
             "d": {"exclusiveMinimum": 1},
             "e": {"pattern": "^x+$"},
-            "f": {"pattern": WITHOUT_NUL},
+            "f": {"pattern": PATTERN_WITHOUT_NUL},
         });
         let rows = [
             (json!({"a": 2}), "/a const: 1 was expected"),

@@ -1,7 +1,7 @@
 //! The figures of the service, and the text that Prometheus reads (format 0.0.4).
 //!
-//! Owns the figures, their names and labels. Labels have a fixed set of values: no path and no text of a client is ever
-//! one. Another module adds figures that are looked up at each scrape.
+//! Owns the figures, their names and labels. Each label has a fixed set of values: none is a path or a text of a
+//! client. Other modules add figures that are looked up at each scrape.
 
 mod process;
 mod text;
@@ -18,14 +18,14 @@ use std::time::Duration;
 use strum::VariantNames;
 
 /// The upper ends of the buckets of durations, in seconds.
-const SECONDS: [f64; 14] =
+const DURATION_ENDS: [f64; 14] =
     [0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
 
 /// The upper ends of the buckets of batches, in commands.
-const SIZES: [f64; 7] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0];
+const BATCH_SIZE_ENDS: [f64; 7] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0];
 
-/// Labels of requests that were refused before they were whole, by the status of the answer.
-const REFUSED: [(u16, &str); 8] = [
+/// The labels of requests that are refused before they are complete, by the status of the answer.
+const REFUSAL_LABELS: [(u16, &str); 8] = [
     (400, "bad_request"),
     (408, "request_timeout"),
     (413, "content_too_large"),
@@ -58,18 +58,18 @@ pub struct Metrics {
     pub accepted: AtomicU64,
     /// Commands that met a lock and were retried.
     pub lock_retries: AtomicU64,
-    /// Writes the figures of other modules, which look them up at each scrape.
+    /// Writes the figures of other modules at each scrape.
     pub source: OnceLock<Source>,
 }
 
-/// Writes figures. It must not block.
+/// Function that writes figures. It must not block.
 pub type Source = Box<dyn Fn(&mut Text) + Send + Sync>;
 
-/// The number of values in each bucket, and their sum. The bucket behind the last end has all larger values; a
-/// histogram of few ends leaves buckets unused.
+/// The number of values in each bucket, and their sum. The last bucket has the values above the last end. A histogram
+/// with fewer ends than [`DURATION_ENDS`] leaves buckets unused.
 #[derive(Default)]
 struct Histogram {
-    buckets: [u64; SECONDS.len() + 1],
+    buckets: [u64; DURATION_ENDS.len() + 1],
     sum: f64,
 }
 
@@ -81,9 +81,9 @@ impl Histogram {
 }
 
 impl Metrics {
-    /// Returns figures that are all zero. `lanes`: the labels of lanes.
+    /// Returns figures that are all zero. `lanes` are the labels of the lanes.
     pub fn new(lanes: &'static [&'static str]) -> Metrics {
-        let labels = REFUSED.iter().map(|(_, label)| label).chain(BusyReason::VARIANTS);
+        let labels = REFUSAL_LABELS.iter().map(|(_, label)| label).chain(BusyReason::VARIANTS);
         Metrics {
             requests: Mutex::default(),
             durations: Mutex::default(),
@@ -95,37 +95,36 @@ impl Metrics {
         }
     }
 
-    /// Counts a request of this route that was answered this long after it had arrived.
-    pub fn request(&self, method: Method, route: &'static str, status: u16, duration: Duration) {
+    /// Counts a request of a route: its answer, and the time from its arrival to its answer.
+    pub fn count_request(&self, method: Method, route: &'static str, status: u16, duration: Duration) {
         *self.requests.lock().entry((method.name(), route, status)).or_default() += 1;
         let mut durations = self.durations.lock();
-        durations.entry((method.name(), route)).or_default().add(duration.as_secs_f64(), &SECONDS);
+        durations.entry((method.name(), route)).or_default().add(duration.as_secs_f64(), &DURATION_ENDS);
     }
 
-    /// Counts a request that was refused before its route was looked at.
-    pub fn refusal(&self, status: u16) {
+    /// Counts a request that was refused before its route was known.
+    pub fn count_refusal(&self, status: u16) {
         *self.requests.lock().entry(("none", "none", status)).or_default() += 1;
-        if let Some((_, label)) = REFUSED.iter().find(|(refused, _)| *refused == status) {
+        if let Some((_, label)) = REFUSAL_LABELS.iter().find(|(refused, _)| *refused == status) {
             *self.refusals.lock().entry(label).or_default() += 1;
         }
     }
 
-    /// Counts the reason of a 503, whose answer is counted elsewhere.
-    pub fn refused(&self, reason: BusyReason) {
+    /// Counts the reason of a 503; the answer is counted elsewhere.
+    pub fn count_busy(&self, reason: BusyReason) {
         *self.refusals.lock().entry(reason.into()).or_default() += 1;
     }
 
-    /// Counts a batch of so many commands that was executed.
-    pub fn batch(&self, lane: usize, commands: usize) {
-        self.batches[lane].1.lock().add(commands as f64, &SIZES);
+    /// Counts a batch that was executed, and its number of commands.
+    pub fn count_batch(&self, lane: usize, commands: usize) {
+        self.batches[lane].1.lock().add(commands as f64, &BATCH_SIZE_ENDS);
     }
 
-    /// Writes all that is counted here, and the figures of the source.
+    /// Writes all figures of the service and of its process.
     pub fn write(&self, text: &mut Text) {
         text.family("userd_build_info", "gauge", "The version of the service, its commit and the machine.");
         text.value(&build().each_ref().map(|(label, value)| (*label, &**value)), 1);
-        let help = "Requests answered, by method, route and status.";
-        text.family("userd_http_requests_total", "counter", help);
+        text.family("userd_http_requests_total", "counter", "Answers, by method, route and status.");
         for ((method, route, status), count) in self.requests.lock().iter() {
             let labels = [("method", *method), ("route", route), ("status", &status.to_string())];
             text.value(&labels, count);
@@ -133,10 +132,9 @@ impl Metrics {
         let help = "Time from a whole request to its answer, by method and route.";
         text.family("userd_http_request_duration_seconds", "histogram", help);
         for ((method, route), durations) in self.durations.lock().iter() {
-            text.histogram(&[("method", method), ("route", route)], &SECONDS, durations);
+            text.histogram(&[("method", method), ("route", route)], &DURATION_ENDS, durations);
         }
-        let help = "Requests refused before they were queued, by reason.";
-        text.family("userd_http_refusals_total", "counter", help);
+        text.family("userd_http_refusals_total", "counter", "Requests refused unqueued, by reason.");
         for (label, count) in self.refusals.lock().iter() {
             text.value(&[("reason", label)], count);
         }
@@ -144,7 +142,7 @@ impl Metrics {
         text.counter("userd_http_connections_accepted_total", help, self.accepted.load(Ordering::Relaxed));
         text.family("userd_batch_size", "histogram", "Commands executed as one batch, by lane.");
         for (lane, batches) in &self.batches {
-            text.histogram(&[("lane", lane)], &SIZES, &batches.lock());
+            text.histogram(&[("lane", lane)], &BATCH_SIZE_ENDS, &batches.lock());
         }
         self.source.get().inspect(|source| source(text));
         process::write(text);
@@ -165,16 +163,16 @@ mod tests {
     fn what_was_counted_is_written() {
         let metrics = Metrics::new(&["find", "create"]);
         let time = Duration::from_millis(2);
-        metrics.request(Method::Get, "/users/{id}", 200, time);
-        metrics.request(Method::Get, "/users/{id}", 200, Duration::from_secs(60));
-        metrics.request(Method::Get, "/users/{id}", 200, time);
-        metrics.request(Method::Get, "/users/{id}", 999, time);
-        metrics.request(Method::Other, "other", 501, time);
-        metrics.refusal(400);
-        metrics.refused(BusyReason::NoMemory);
-        metrics.batch(0, 64);
-        metrics.batch(0, 1);
-        metrics.batch(1, 65);
+        metrics.count_request(Method::Get, "/users/{id}", 200, time);
+        metrics.count_request(Method::Get, "/users/{id}", 200, Duration::from_secs(60));
+        metrics.count_request(Method::Get, "/users/{id}", 200, time);
+        metrics.count_request(Method::Get, "/users/{id}", 999, time);
+        metrics.count_request(Method::Other, "other", 501, time);
+        metrics.count_refusal(400);
+        metrics.count_busy(BusyReason::NoMemory);
+        metrics.count_batch(0, 64);
+        metrics.count_batch(0, 1);
+        metrics.count_batch(1, 65);
         let text = text(&metrics);
         for line in [
             r#"userd_http_requests_total{method="GET",route="/users/{id}",status="200"} 3"#,

@@ -1,5 +1,5 @@
-//! The figures of the process that every client library of Prometheus has, from Linux's /proc. A figure that /proc does
-//! not have is left out.
+//! The figures of the process that every client library of Prometheus has, read from Linux's /proc. A figure is left
+//! out if /proc lacks it.
 
 use super::Text;
 use nix::sys::resource::{Resource, getrlimit};
@@ -7,7 +7,7 @@ use nix::time::{ClockId, clock_gettime};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use std::{fs, sync::OnceLock};
 
-/// Ticks a second in /proc/self/stat: Linux gives programs this number, whatever its own is.
+/// The ticks per second of the times in /proc/self/stat: Linux always shows this number to programs.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// Writes the figures of the process, read at this moment.
@@ -26,21 +26,21 @@ pub fn write(text: &mut Text) {
     if let Ok((most, _)) = getrlimit(Resource::RLIMIT_NOFILE) {
         text.gauge("process_max_fds", "The most file descriptors that may be open.", most);
     }
-    // Computed once: the clocks do not go at one rate, and the figure must not change.
+    // Computes the figure once. The two clocks behind it differ in their rates, and the figure must not change.
     static STARTED: OnceLock<Option<f64>> = OnceLock::new();
-    if let Some(started) = STARTED.get_or_init(started) {
+    if let Some(started) = STARTED.get_or_init(start_time) {
         let help = "When the process started, in seconds since 1970.";
         text.gauge("process_start_time_seconds", help, format_args!("{started:.2}"));
     }
 }
 
-/// Computes when the process started from the time since the machine's start, which a service may see even if /proc/stat
-/// is hidden from it.
-fn started() -> Option<f64> {
+/// Computes when the process started, in seconds since 1970, from the time since the machine's start: /proc/stat,
+/// which has that start, may be hidden from a service.
+fn start_time() -> Option<f64> {
     let up = Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?).as_secs_f64();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs_f64();
     let stat = fs::read_to_string("/proc/self/stat").ok()?;
-    // The name, in brackets, may hold anything. The third field follows it; the 22nd is the start in ticks.
+    // Skips the name in brackets, which may hold anything. The third field follows it; the 22nd is the start in ticks.
     let ticks: u64 = stat.rsplit_once(") ")?.1.split(' ').nth(22 - 3)?.parse().ok()?;
     Some(now - up + ticks as f64 / TICKS_PER_SECOND)
 }

@@ -1,9 +1,9 @@
-//! The text format, 0.0.4: families with their help and kind, and samples with their labels.
+//! Prometheus' text format, 0.0.4: families of figures with their help and kind, and samples with their labels.
 
 use super::Histogram;
 use std::fmt::Display;
 
-/// The text of a scrape, while it is being written. A value that is written belongs to the family that was begun last.
+/// The text of a scrape while it is written. A value belongs to the family that was begun last.
 #[derive(Default)]
 pub struct Text {
     /// The text that was written so far.
@@ -36,7 +36,7 @@ impl Text {
         self.value(&[], value);
     }
 
-    /// Writes a histogram. `ends` has the upper end of each bucket but the last.
+    /// Writes a histogram. `ends` are the upper ends of its buckets; the last bucket has none.
     pub(super) fn histogram(&mut self, labels: &[(&str, &str)], ends: &[f64], histogram: &Histogram) {
         let mut count = 0;
         for (at, values) in histogram.buckets[..=ends.len()].iter().enumerate() {

@@ -1,6 +1,6 @@
-//! `POST /users/authenticate`: checks the password of a user, and answers with the user if it is right.
+//! `POST /users/authenticate`: verifies the password of a user, and answers with the user if it is right.
 //!
-//! An address without a user takes the same steps as one with a user, and the same time.
+//! An address without a user takes the same steps and the same time as an address with a user.
 
 use super::{Lane, Operations, Outcome, Step};
 use crate::db::{Failure, none_if_untranslatable, rows::credential, session::Param};
@@ -13,13 +13,14 @@ use crate::users::{relation::Relation, user::User};
 use postgres::types::Type;
 use std::time::Instant;
 
-/// An address and a password.
+/// A login: an address and a password.
 #[derive(Debug)]
 pub struct Authenticate {
     email: String,
     password: Secret,
     peer: PeerKey,
-    /// A user whose password was right, with the outdated hash and the new one.
+    /// A user whose password was right, with the outdated hash and the new one; `None` until such a password was
+    /// verified.
     outdated: Option<Box<(User, PasswordHash, PasswordHash)>>,
 }
 
@@ -34,7 +35,7 @@ impl Authenticate {
     }
 
     pub(super) fn next_step(&self) -> Step {
-        Step::of(if self.outdated.is_some() { Lane::Single } else { Lane::Hash })
+        Step::in_lane(if self.outdated.is_some() { Lane::Single } else { Lane::Hash })
     }
 }
 
@@ -43,7 +44,8 @@ pub(crate) const FIND_WITH_CREDENTIAL: &str = r#"
         (select c.password_hash from credentials c where c.user_id = users.id) as password_hash
     from users where lower(email::text collate "C") = lower($1 collate "C")"#;
 
-/// Stores another hash of one password. The row of the user stays as it is, as its record does not change.
+/// Replaces the hash of a password with a new hash of it. The row of the user stays as it is, because the record does
+/// not change.
 pub(crate) const REPLACE_HASH: &str =
     "update credentials set password_hash = $3 where user_id = $1 and password_hash::text = $2";
 
@@ -52,7 +54,7 @@ impl Operations {
         let rows = self.pool.execute(FIND_WITH_CREDENTIAL, &[(&email, Type::TEXT)], None);
         let rows = none_if_untranslatable(email, rows)?;
         let user = |row| {
-            Ok(User { credential: Relation::loaded("credential", credential(row)?), ..self.user(row)? })
+            Ok(User { credential: Relation::loaded("credential", credential(row)?), ..self.read_user(row)? })
         };
         rows.first().map(user).transpose()
     }
@@ -62,7 +64,7 @@ impl Authenticate {
     pub(super) fn execute(&mut self, operations: &Operations, deadline: Instant) -> Result<Outcome, Failure> {
         if let Some(outdated) = self.outdated.take() {
             let (user, old, new) = *outdated;
-            // An error is ignored: the login has succeeded, and the next login stores the new hash.
+            // Ignores an error: the login has succeeded, and the next login stores the new hash.
             let params: [Param; 3] =
                 [(&user.id, Type::INT8), (&old.as_phc(), Type::TEXT), (&new.as_phc(), Type::TEXT)];
             match operations.pool.execute(REPLACE_HASH, &params, Some(deadline)) {
@@ -82,7 +84,7 @@ impl Authenticate {
         })?;
         match (verdict, user, hash) {
             ((Match::None, _), ..) | (_, None, _) => {
-                attempt.wrong();
+                attempt.mark_wrong();
                 Err(Error::InvalidCredentials.into())
             }
             ((_, Some(new)), Some(user), Some(old)) => {

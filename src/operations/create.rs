@@ -1,7 +1,7 @@
 //! `POST /users`: creates a user; with an `Idempotency-Key`, once for all requests with the same key.
 //!
-//! Without a password, one statement that several requests share looks at the keys and stores the users. With a password, a
-//! thread that hashes looks the key up and hashes first.
+//! Creates without a password share a statement, which looks their keys up and stores their users. For a create with a
+//! password, a thread that hashes looks the key up and hashes the password first.
 
 use super::{Change, Item, Lane, Operations, Outcome, Step};
 use crate::db::{Failure, Pool, session::Param};
@@ -15,16 +15,16 @@ use postgres::{Row, types::Type};
 use std::collections::HashSet;
 use std::{net::IpAddr, time::Instant};
 
-/// A create: the user to be created, and what its request says about it.
+/// A create: the user to be created, and the parts of its request that matter for repeats.
 #[derive(Debug)]
 pub struct Create {
     /// The fields of the body.
     pub user: NewUser,
-    /// The idempotency key, and the fingerprint that tells a repeat from another create with the key.
+    /// The idempotency key, and the fingerprint of the body, which tells a repeat from another create with the key.
     pub key: Option<(Key, Fingerprint)>,
-    /// The hash of the password, once it is made.
+    /// The hash of the password; `None` until it is made.
     pub hash: Option<PasswordHash>,
-    /// The client that asks, whose wrong passwords are counted.
+    /// The address of the client, whose wrong passwords are counted.
     pub peer: Option<IpAddr>,
 }
 
@@ -37,7 +37,7 @@ impl Create {
     }
 
     pub(super) fn next_step(&self) -> Step {
-        Step::of(match (&self.user.password, &self.hash) {
+        Step::in_lane(match (&self.user.password, &self.hash) {
             (None, _) => Lane::Create,
             (Some(_), None) => Lane::Hash,
             (Some(_), Some(_)) => Lane::Single,
@@ -50,11 +50,11 @@ pub(crate) const CREATE: &str = r#"
     on conflict (lower(email::text collate "C")) do nothing
     returning id, name, email, created_at, updated_at, version, null::bytea as fingerprint, bigint '1' as position"#;
 
-/// Inserts in the order of addresses, so that two statements wait for each other in one direction only; of equal
-/// addresses the first one is stored. `returning` sees nothing of `given`, and a trigger may change each value. But an
-/// insert reads, stores and returns one row before it reads the next one: so the setting that reading a row writes is
-/// the one that `returning` finds. Drawing ids first, to join by them, would need a right on the sequence that roles with
-/// the rights of `userd grants` lack.
+/// Inserts in the order of addresses, so that two statements wait for each other in one direction only. Of equal
+/// addresses the first one is stored. `returning` cannot see `given`, and a trigger may change each value. But an
+/// insert reads, stores and returns one row before it reads the next one: so `returning` finds the setting that was
+/// written when its row was read. Ids that are drawn first, to join by them, would need a right on the sequence that
+/// roles with the rights of `userd grants` lack.
 pub(crate) const CREATE_MANY: &str = r#"
     with given as materialized (
         select name, email, position
@@ -67,10 +67,10 @@ pub(crate) const CREATE_MANY: &str = r#"
     returning id, name, email, created_at, updated_at, version, null::bytea as fingerprint,
         current_setting('userd.position')::bigint as position"#;
 
-/// Creates users, or finds answers that were kept of their keys. $1 and $2: names and addresses. $3: hashes of the
-/// passwords, or nulls. $4 and $5: digests of the keys, no two of which are equal, and of the bodies, or nulls. A user
-/// without a row has an address that is taken. For the position, see `CREATE_MANY`. The answer to a create is kept for 24
-/// hours, as JSON of its row.
+/// Creates users, or finds the kept answers of their keys. $1 and $2: names and addresses. $3: hashes of the
+/// passwords, or nulls. $4 and $5: digests of the keys, of which no two are equal, and of the bodies, or nulls. A user
+/// without a row in the result has an address that is taken. For the position, see `CREATE_MANY`. The answer to a
+/// create is kept for 24 hours, as JSON of the user's row.
 pub(crate) const CREATE_WITH_KEYS: &str = r#"
     with given as materialized (
         select * from unnest($1::text[], $2::text[], $3::text[], $4::bytea[], $5::bytea[])
@@ -108,28 +108,29 @@ pub(crate) const CREATE_WITH_KEYS: &str = r#"
         updated_at timestamptz, version bigint, fingerprint bytea, password_hash text)
     where is_kept"#;
 
-/// Finds the kept answer of an idempotency key. All columns are null if its user was deleted since.
+/// Finds the kept answer of an idempotency key. All columns are null if the user of the answer was deleted.
 pub(crate) const FIND_KEPT: &str = "
     select u.* from idempotency_keys, jsonb_to_record(answer) as u (id bigint, name text, email text,
         created_at timestamptz, updated_at timestamptz, version bigint, fingerprint bytea, password_hash text)
     where key = $1 and expires_at > now()";
 
-/// The user that a create has stored, or that an earlier create with its key has.
+/// The user that a create, or an earlier create with its key, has stored.
 #[derive(Debug)]
 pub struct Created {
-    /// The user, as the create stored it.
+    /// The user, as the create has stored it.
     pub user: User,
-    /// The fingerprint of the earlier create, if that has stored the user: the bodies are still to be compared.
+    /// The fingerprint of the body of the earlier create, if it has stored the user: the bodies are still to be
+    /// compared.
     pub earlier: Option<Fingerprint>,
-    /// The hash of the password of the earlier create.
+    /// The hash of the password of the earlier create, if it had one.
     pub password_hash: Option<PasswordHash>,
 }
 
 impl Create {
-    /// Executes the creates that have a key with one statement, and the creates without a key with another one.
+    /// Executes the creates with a key in one statement, and the creates without a key in another one.
     pub(super) fn execute(operations: &Operations, mut creates: Vec<Item<Create>>) {
         let mut keys = HashSet::new();
-        // The first create of a key is stored. Further ones with the key find its answer when they are retried.
+        // Executes the first create of each key. Further ones with the key are retried, and then find its answer.
         creates.retain_mut(|Item { command, outcome, .. }| {
             let is_first = command.key.is_none_or(|(key, _)| keys.insert(key));
             **outcome = (!is_first).then_some(Outcome::Retried);
@@ -138,34 +139,35 @@ impl Create {
         let (keyed, others): (Vec<_>, Vec<_>) =
             creates.into_iter().partition(|item| item.command.key.is_some());
         for creates in [keyed, others] {
-            operations.change(creates);
+            operations.execute_changes(creates);
         }
     }
 
-    /// Looks the key up, if there is one, and hashes the password.
-    pub(super) fn hash(&mut self, operations: &Operations) -> Result<Outcome, Failure> {
+    /// Looks the key up, if there is one. Hashes the password unless an earlier create with the key has an answer.
+    pub(super) fn hash_password(&mut self, operations: &Operations) -> Result<Outcome, Failure> {
         if let Some((key, _)) = &self.key
             && let Some(kept) = operations.find_kept(key)?
         {
-            return self.repeat(operations, &kept);
+            return self.answer_repeat(operations, &kept);
         }
-        self.hash = operations.hash(self.user.password.as_ref())?;
+        self.hash = operations.hash_password(self.user.password.as_ref())?;
         Ok(Outcome::Continued)
     }
 
-    /// Executes the create alone. Returns the user that it or an earlier create with its key has stored.
+    /// Executes the create with a statement of its own. Returns the user that it, or an earlier create with its key,
+    /// has stored.
     pub(crate) fn store(&self, operations: &Operations, deadline: Instant) -> Result<Created, Failure> {
-        match Create::batch(&operations.pool, &[self], deadline) {
-            Err(Failure::Error(Error::AlreadyExists)) => self.stored(operations, None),
-            rows => self.stored(operations, rows?.first()),
+        match Create::execute_batch(&operations.pool, &[self], deadline) {
+            Err(Failure::Error(Error::AlreadyExists)) => self.read_stored(operations, None),
+            rows => self.read_stored(operations, rows?.first()),
         }
     }
 
-    /// Returns the user of the create's row. Without a row, the address or the key is taken: an earlier create with this
-    /// key may have been answered.
-    fn stored(&self, operations: &Operations, row: Option<&Row>) -> Result<Created, Failure> {
+    /// Reads the user from the row of a create. Without a row, the address or the key is taken: returns the answer of
+    /// an earlier create with the key, or [`Error::AlreadyExists`].
+    fn read_stored(&self, operations: &Operations, row: Option<&Row>) -> Result<Created, Failure> {
         if let Some(row) = row {
-            return Ok(operations.created(row)?);
+            return Ok(operations.read_created(row)?);
         }
         let kept = self.key.as_ref().map_or(Ok(None), |(key, _)| operations.find_kept(key))?;
         Ok(kept.ok_or(Error::AlreadyExists)?)
@@ -173,16 +175,16 @@ impl Create {
 }
 
 impl Operations {
-    /// Finds the answer that was kept of a key that has not expired. One round trip. [`Error::Gone`] if its user was
-    /// deleted since.
+    /// Finds the answer that is kept for a key, unless it has expired. One round trip. [`Error::Gone`] if the user of
+    /// the answer was deleted.
     fn find_kept(&self, key: &Key) -> Result<Option<Created>, Failure> {
         let rows = self.pool.execute(FIND_KEPT, &[(&key.0.as_slice(), Type::BYTEA)], None)?;
-        Ok(rows.first().map(|row| self.created(row)).transpose()?)
+        Ok(rows.first().map(|row| self.read_created(row)).transpose()?)
     }
 
-    /// Reads the outcome of a create.
-    fn created(&self, row: &Row) -> Result<Created, Error> {
-        // The answer of a user that was deleted is erased, so the row has nulls.
+    /// Reads a row of a create, or of a kept answer.
+    fn read_created(&self, row: &Row) -> Result<Created, Error> {
+        // The row has nulls if its user was deleted, because a delete erases the kept answer.
         row.try_get::<_, Option<i64>>("id")?.ok_or(Error::Gone)?;
         let (mut earlier, mut password_hash) = (None, None);
         if let Some(digest) = row.try_get::<_, Option<&[u8]>>("fingerprint")? {
@@ -190,20 +192,20 @@ impl Operations {
             earlier = Some(Fingerprint(digest));
             password_hash = row.try_get::<_, Option<String>>("password_hash")?.map(PasswordHash::from_phc);
         }
-        Ok(Created { user: self.user(row)?, earlier, password_hash })
+        Ok(Created { user: self.read_user(row)?, earlier, password_hash })
     }
 }
 
 impl Change for Create {
-    fn batch(pool: &Pool, given: &[&Self], deadline: Instant) -> Result<Vec<Row>, Failure> {
-        if let [Create { user: NewUser { name, email, password: _ }, key: None, hash: None, .. }] = given {
+    fn execute_batch(pool: &Pool, changes: &[&Self], deadline: Instant) -> Result<Vec<Row>, Failure> {
+        if let [Create { user: NewUser { name, email, password: _ }, key: None, hash: None, .. }] = changes {
             return pool.execute(CREATE, &[(name, Type::TEXT), (email, Type::TEXT)], Some(deadline));
         }
         let (names, emails): (Vec<_>, Vec<_>) =
-            given.iter().map(|create| (&create.user.name, &create.user.email)).unzip();
+            changes.iter().map(|create| (&create.user.name, &create.user.email)).unzip();
         let hashes: Vec<_> =
-            given.iter().map(|create| create.hash.as_ref().map(PasswordHash::as_phc)).collect();
-        let keyed = given.iter().map(|create| create.key.as_ref());
+            changes.iter().map(|create| create.hash.as_ref().map(PasswordHash::as_phc)).collect();
+        let keyed = changes.iter().map(|create| create.key.as_ref());
         let (keys, fingerprints): (Vec<_>, Vec<_>) =
             keyed.map(|key| key.map(|(key, body)| (&key.0[..], &body.0[..])).unzip()).unzip();
         let params: [Param; 5] = [
@@ -213,7 +215,7 @@ impl Change for Create {
             (&keys, Type::BYTEA_ARRAY),
             (&fingerprints, Type::BYTEA_ARRAY),
         ];
-        if given.iter().all(|create| create.hash.is_none() && create.key.is_none()) {
+        if changes.iter().all(|create| create.hash.is_none() && create.key.is_none()) {
             pool.execute(CREATE_MANY, &params[..2], Some(deadline))
         } else {
             pool.execute(CREATE_WITH_KEYS, &params, Some(deadline))
@@ -221,11 +223,11 @@ impl Change for Create {
     }
 
     fn settle(&mut self, operations: &Operations, row: Option<&Row>) -> Result<Outcome, Failure> {
-        let created = self.stored(operations, row)?;
+        let created = self.read_stored(operations, row)?;
         self.answer(operations, &created)
     }
 
-    fn alone(&mut self, operations: &Operations, deadline: Instant) -> Result<Outcome, Failure> {
+    fn apply_alone(&mut self, operations: &Operations, deadline: Instant) -> Result<Outcome, Failure> {
         let created = self.store(operations, deadline)?;
         self.answer(operations, &created)
     }
@@ -236,23 +238,24 @@ impl Create {
         if created.earlier.is_none() {
             Ok(created.answer().into())
         } else if self.hash.take().is_some() {
-            // Continues in the lane of passwords: a thread that hashes compares the password.
+            // Continues in the lane of hashes: a thread that hashes verifies the password.
             Ok(Outcome::Continued)
         } else {
-            self.repeat(operations, created)
+            self.answer_repeat(operations, created)
         }
     }
 
-    /// Answers as the earlier create with its key was answered, if it has the same body.
-    fn repeat(&self, operations: &Operations, kept: &Created) -> Result<Outcome, Failure> {
+    /// Gives the answer of the earlier create with the key, if that create had the same body and password.
+    fn answer_repeat(&self, operations: &Operations, kept: &Created) -> Result<Outcome, Failure> {
         if self.key.map(|(_, own)| own) != kept.earlier {
             return Err(Error::KeyReused.into());
         }
-        // Counts the password as an attempt: the answer tells whether it is right, as a login's does.
+        // Counts the password as an attempt, because the answer tells whether it is right, as the answer to a login
+        // does.
         if let (hash @ Some(_), Some(password)) = (kept.password_hash.as_ref(), &self.user.password) {
             let attempt = operations.throttle.admit(&self.user.email, self.peer.map(counted_as))?;
             if operations.with_hash(hash, |hasher| hasher.verify(password, hash))? == Match::None {
-                attempt.wrong();
+                attempt.mark_wrong();
                 return Err(Error::KeyReused.into());
             }
         }

@@ -1,6 +1,6 @@
-//! `DELETE /users/{id}`: removes a user, in the states that the request allows.
+//! `DELETE /users/{id}`: removes a user, if the user's state meets the precondition.
 
-use super::{Change, Lane, Operations, Outcome, Step, changed, tag};
+use super::{Change, Lane, Operations, Outcome, Step, changed_row, tag_params};
 use crate::db::{Failure, Pool, session::Param};
 use crate::error::Error;
 use crate::http::{Request, Response};
@@ -33,7 +33,7 @@ impl Delete {
 pub(crate) const DELETE: &str = "
     delete from users where id = $1 and ($2::boolean or version = $3::bigint and updated_at = $4::timestamptz) returning id";
 
-/// Deletes the rows of a batch, as `UPDATE_MANY` updates them.
+/// Deletes several users. Waits for no row, as `UPDATE_MANY`.
 pub(crate) const DELETE_MANY: &str = "
     with given as materialized (
         select * from unnest($1::bigint[], $2::boolean[], $3::bigint[], $4::timestamptz[])
@@ -56,9 +56,9 @@ pub(crate) const DELETE_MANY: &str = "
         left join lateral (select * from users where id = given.asked limit 1) s on true";
 
 impl Change for Delete {
-    fn batch(pool: &Pool, given: &[&Self], deadline: Instant) -> Result<Vec<Row>, Failure> {
-        let ids: Vec<i64> = given.iter().map(|delete| delete.id).collect();
-        let tags = given.iter().map(|delete| tag(&delete.condition, None));
+    fn execute_batch(pool: &Pool, changes: &[&Self], deadline: Instant) -> Result<Vec<Row>, Failure> {
+        let ids: Vec<i64> = changes.iter().map(|delete| delete.id).collect();
+        let tags = changes.iter().map(|delete| tag_params(&delete.condition, None));
         let (any, versions, times): (Vec<_>, Vec<_>, Vec<_>) = tags.collect();
         let params: [Param; 4] = [
             (&ids, Type::INT8_ARRAY),
@@ -70,14 +70,14 @@ impl Change for Delete {
     }
 
     fn settle(&mut self, _: &Operations, row: Option<&Row>) -> Result<Outcome, Failure> {
-        changed(row)?;
+        changed_row(row)?;
         Ok(Response::no_content().into())
     }
 
-    fn alone(&mut self, operations: &Operations, deadline: Instant) -> Result<Outcome, Failure> {
+    fn apply_alone(&mut self, operations: &Operations, deadline: Instant) -> Result<Outcome, Failure> {
         let Delete { id, condition } = self;
-        let before = if condition.is_simple() { None } else { Some(operations.allowed(*id, condition)?) };
-        let (is_any, version, updated_at) = tag(condition, before.as_ref());
+        let before = if condition.is_simple() { None } else { Some(operations.find_match(*id, condition)?) };
+        let (is_any, version, updated_at) = tag_params(condition, before.as_ref());
         let params: [Param; 4] = [
             (id, Type::INT8),
             (&is_any, Type::BOOL),
@@ -88,9 +88,9 @@ impl Change for Delete {
             return Ok(Response::no_content().into());
         }
         if !condition.is_empty() {
-            operations.allowed(*id, condition)?;
+            operations.find_match(*id, condition)?;
         }
-        // The user has moved from one allowed state to another, or a trigger has kept the user.
+        // Either the user has moved from one allowed state to another, or a trigger has prevented the delete.
         Err(if before.is_some() { Failure::Contended } else { Error::NotFound.into() })
     }
 }

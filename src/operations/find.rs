@@ -1,6 +1,6 @@
-//! `GET /users/{id}`: finds a user; 304 if the client has it already.
+//! `GET /users/{id}`: finds a user. Answers 304 if the client has the user's state already.
 
-use super::{Item, Operations, one};
+use super::{Item, Operations, answer_user};
 use crate::db::{Failure, Pool, blocking::outside_of_runtimes, rows::credential};
 use crate::error::Error;
 use crate::http::{Request, Response};
@@ -11,11 +11,11 @@ use crate::users::user::{Credential, User};
 use postgres::types::Type;
 use std::sync::Arc;
 
-/// A user that is looked up.
+/// A look-up of a user.
 #[derive(Debug)]
 pub struct Find {
     id: i64,
-    /// The condition of a read; or the refusal of a PUT or a PATCH, which is answered only if the user exists.
+    /// The condition of a read; or the refusal of a PUT or a PATCH, which is the answer if the user exists.
     then: Result<Condition, Error>,
 }
 
@@ -43,12 +43,12 @@ impl Operations {
             return Ok(Vec::new());
         }
         let rows = self.pool.execute(FIND, &[(&ids, Type::INT8_ARRAY)], None)?;
-        rows.iter().map(|row| Ok(self.user(row)?)).collect()
+        rows.iter().map(|row| Ok(self.read_user(row)?)).collect()
     }
 }
 
-/// Returns what loads the credential of a user on access. A user may outlive its service and be dropped anywhere, so it
-/// keeps no pool.
+/// Returns the function that loads the credential of a user on access. Keeps no pool alive, because a user may outlive
+/// its service.
 pub(super) fn loader(pool: &Arc<Pool>) -> Loader<Credential> {
     let weak = Arc::downgrade(pool);
     Arc::new(move |owner| {
@@ -78,7 +78,7 @@ impl Find {
     fn answer(&self, user: &User) -> Result<Response, Error> {
         let (condition, revision) = (self.then.as_ref().map_err(Error::clone)?, user.revision());
         if condition.holds(revision) {
-            Ok(one(200, user))
+            Ok(answer_user(200, user))
         } else if condition.allows(revision) {
             let unmodified = Response { status: 304, ..Response::no_content() };
             Ok(unmodified.with("ETag", etag(revision)))
@@ -100,7 +100,7 @@ mod tests {
 
     const PASSWORD: &str = "correct horse";
 
-    /// Longer than anything takes on a busy machine.
+    /// A time that is longer than a test takes on a busy machine.
     const LONG: Duration = Duration::from_secs(20);
 
     fn create(name: &str, email: &str) -> Create {
@@ -108,7 +108,7 @@ mod tests {
         Create { user, key: None, hash: None, peer: None }
     }
 
-    /// A service with Ada, who has a password, and Bob, who has none.
+    /// Returns a service with Ada, who has a password, and Bob, who has none.
     fn ada_and_bob(production: bool) -> (ScratchDatabase, App) {
         let database = ScratchDatabase::create().unwrap();
         let app = App::open(&Config { production, db_pool_size: 2, ..database.config() }).unwrap();
@@ -160,7 +160,7 @@ mod tests {
         let check = |password: &str| hasher.verify(&password.into(), Some(&credential.password_hash));
         assert!(check(PASSWORD) != Match::None && check("battery staple") == Match::None);
         assert!(bob.credential.get().unwrap().is_none());
-        // Once loaded, it is kept; what is not loaded yet asks the database, and has its errors.
+        // Keeps a credential once it is loaded. An access to another credential asks the database, and gets its error.
         let another = users.find_many(&[1]).unwrap().remove(0);
         sql(&database).batch_execute("drop table credentials").unwrap();
         assert!(ada.credential.get().unwrap().is_some() && bob.credential.get().unwrap().is_none());

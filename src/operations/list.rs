@@ -1,4 +1,5 @@
-//! `GET /users`: a page of all users, the users that follow an id, or the users that an address or ids name.
+//! `GET /users`: a page of all users, the users that follow an id, or the users that an address, the beginning of one,
+//! or ids name.
 
 use super::{Item, Lane, Operations, Step};
 use crate::db::{Failure, none_if_untranslatable, session::Param};
@@ -12,7 +13,7 @@ use postgres::types::Type;
 use serde::Serialize;
 use std::{collections::HashMap, vec};
 
-/// A list of users.
+/// A request for a list of users.
 #[derive(Debug)]
 pub struct List(ListRequest);
 
@@ -24,15 +25,15 @@ impl List {
     pub(super) fn next_step(&self) -> Step {
         let ListRequest { selection, page } = &self.0;
         match selection {
-            Selection::Email(_) => Step::of(Lane::Find),
-            _ => Step { max_users: page.per_page as usize, ..Step::of(Lane::List) },
+            Selection::Email(_) => Step::in_lane(Lane::Find),
+            _ => Step { max_users: page.per_page as usize, ..Step::in_lane(Lane::List) },
         }
     }
 }
 
-/// $1: the positions of the pages' first rows, from 0. $2: the most rows. $3: true if positions count from the last user. The
-/// first row of a page is looked up from the nearer end of its block. An empty page is one row of nulls with
-/// the total. See `V2__user_counts.sql`.
+/// Finds pages. $1: the position of each page's first row, from 0. $2: the most rows of each page. $3: true if
+/// positions count from the last user. The first row of a page is looked up from the nearer end of its block of ids.
+/// An empty page is one row of nulls with the total. See `V2__user_counts.sql`.
 pub const PAGES: &str = "
     with blocks as materialized (
         select block, sum(n)::int as n, sum(sum(n)::int) over (order by block rows unbounded preceding) as upto
@@ -61,20 +62,22 @@ pub const PAGES: &str = "
     left join lateral (select * from users where id >= s.first_id order by id limit asked.most) u on true
     order by asked.position, case when asked.is_from_end then -u.id else u.id end";
 
-/// $1: the ids that the users follow; else as [`PAGES`].
+/// Finds the users that follow an id. $1: the ids. $2: the most rows of each list.
 pub(crate) const WALKS: &str = "
     select u.id, u.name, u.email, u.created_at, u.updated_at, u.version, asked.position, bigint '0' as total
     from unnest($1::bigint[], $2::bigint[]) with ordinality as asked (after, most, position)
     cross join lateral (select * from users where id > asked.after order by id limit asked.most) u
     order by asked.position, u.id";
 
-/// $1: how addresses begin. $2: the most rows; they may end with addresses that begin otherwise.
+/// Finds the users whose address is not before $1. $2: the most rows. The last rows may have addresses that do not
+/// begin with $1.
 pub(crate) const BY_PREFIX: &str = r#"
     select id, name, email, created_at, updated_at, version, bigint '1' as position, bigint '0' as total from users
     where lower(email::text collate "C") >= lower($1 collate "C")
     order by lower(email::text collate "C") limit $2"#;
 
-/// Each row has the position of its address, from 1, as two requests may ask for one address.
+/// Finds users by address. Each row has the position of its address, from 1, because two requests may ask for one
+/// address.
 pub(crate) const FIND_BY_EMAIL: &str = r#"
     select found.*, asked.position, bigint '1' as total
     from unnest($1::text[]) with ordinality as asked (address, position), lateral (
@@ -83,49 +86,55 @@ pub(crate) const FIND_BY_EMAIL: &str = r#"
     ) found"#;
 
 impl Operations {
-    pub fn pages(&self, asked: &[PageRequest]) -> Result<Vec<Listed>, Failure> {
+    /// Finds pages of all users, with one statement.
+    pub fn find_pages(&self, asked: &[PageRequest]) -> Result<Vec<Listed>, Failure> {
         let firsts: Vec<_> = asked.iter().map(|page| page.offset()).collect();
         let limits: Vec<_> = asked.iter().map(|page| i64::from(page.per_page)).collect();
         let from_end: Vec<_> = asked.iter().map(|page| page.is_from_end).collect();
         let params: [Param; 3] =
             [(&firsts, Type::INT8_ARRAY), (&limits, Type::INT8_ARRAY), (&from_end, Type::BOOL_ARRAY)];
-        self.lists(PAGES, &params, asked.len())
+        self.find_lists(PAGES, &params, asked.len())
     }
 
-    pub fn walks(&self, asked: &[(i64, u32)]) -> Result<Vec<Listed>, Failure> {
+    /// Finds the users that follow each of these ids, and the most users of each list. Returns one user more if there
+    /// are more.
+    pub fn find_walks(&self, asked: &[(i64, u32)]) -> Result<Vec<Listed>, Failure> {
         let (ids, limits): (Vec<_>, Vec<_>) =
             asked.iter().map(|(after, most)| (*after, i64::from(*most) + 1)).unzip();
-        self.lists(WALKS, &[(&ids, Type::INT8_ARRAY), (&limits, Type::INT8_ARRAY)], asked.len())
+        self.find_lists(WALKS, &[(&ids, Type::INT8_ARRAY), (&limits, Type::INT8_ARRAY)], asked.len())
     }
 
+    /// Finds the users whose address begins with a text. Returns one user more if there are more.
     fn list_by_prefix(&self, prefix: &str, most: u32) -> Result<Listed, Failure> {
         let most = i64::from(most) + 1;
-        let lists = self.lists(BY_PREFIX, &[(&prefix, Type::TEXT), (&most, Type::INT8)], 1);
+        let lists = self.find_lists(BY_PREFIX, &[(&prefix, Type::TEXT), (&most, Type::INT8)], 1);
         let mut listed = none_if_untranslatable(prefix, lists.map(|mut lists| lists.remove(0)))?;
         let prefix = prefix.to_ascii_lowercase();
         listed.users.retain(|user| user.email.to_ascii_lowercase().starts_with(&prefix));
         Ok(listed)
     }
 
-    fn lists(&self, sql: &'static str, asked: &[Param], count: usize) -> Result<Vec<Listed>, Failure> {
+    /// Executes a statement for `count` lists. Returns them in the order of their positions.
+    fn find_lists(&self, sql: &'static str, params: &[Param], count: usize) -> Result<Vec<Listed>, Failure> {
         let mut lists: Vec<Listed> = (0..count).map(|_| Listed::default()).collect();
-        let rows = if count == 0 { Vec::new() } else { self.pool.execute(sql, asked, None)? };
+        let rows = if count == 0 { Vec::new() } else { self.pool.execute(sql, params, None)? };
         for row in rows {
-            // The statement counts positions from 1.
+            // Converts the position, which the statement counts from 1.
             let list = &mut lists[row.try_get::<_, i64>("position")? as usize - 1];
             if list.users.is_empty() {
                 list.total = row.try_get("total")?;
             }
-            // The one row of an empty page holds the total alone.
+            // Skips the one row of an empty page, which holds the total alone.
             if row.try_get::<_, Option<i64>>("id")?.is_some() {
-                list.users.push(self.user(&row)?);
+                list.users.push(self.read_user(&row)?);
             }
         }
         Ok(lists)
     }
 
+    /// Finds the users with these addresses: a list of at most one user for each.
     pub fn find_by_email(&self, emails: &[&str]) -> Result<Vec<Listed>, Failure> {
-        let found = self.lists(FIND_BY_EMAIL, &[(&emails, Type::TEXT_ARRAY)], emails.len());
+        let found = self.find_lists(FIND_BY_EMAIL, &[(&emails, Type::TEXT_ARRAY)], emails.len());
         let [email] = emails else { return found };
         let found = none_if_untranslatable(email, found.map(|mut lists| lists.remove(0)));
         found.map(|listed| vec![listed])
@@ -133,7 +142,7 @@ impl Operations {
 }
 
 impl List {
-    /// Executes lists with one statement for each kind, and with one for each search by a prefix.
+    /// Executes lists: with one statement for all lists of a kind, but with one for each search by a prefix.
     pub(super) fn execute(operations: &Operations, lists: Vec<Item<List>>) {
         let (mut pages, mut walks, mut emails, mut ids) = (vec![], vec![], vec![], vec![]);
         for list in &lists {
@@ -146,19 +155,19 @@ impl List {
                 Selection::Prefix(_) => {}
             }
         }
-        let mut pages = operations.pages(&pages).map(Vec::into_iter);
-        let mut walks = operations.walks(&walks).map(Vec::into_iter);
-        let mut found = operations.find_by_email(&emails).map(Vec::into_iter);
+        let mut pages = operations.find_pages(&pages).map(Vec::into_iter);
+        let mut walks = operations.find_walks(&walks).map(Vec::into_iter);
+        let mut by_email = operations.find_by_email(&emails).map(Vec::into_iter);
         let users = operations.find_many(&ids).map(|users| users.into_iter().map(|user| (user.id, user)));
         let users: Result<HashMap<i64, User>, Failure> = users.map(Iterator::collect);
         for list in lists {
             let ListRequest { selection, page } = &list.command.0;
             let listed = match selection {
-                Selection::All => next(&mut pages),
-                Selection::Email(_) => next(&mut found),
-                Selection::After(_) => next(&mut walks),
+                Selection::All => take_next(&mut pages),
+                Selection::Email(_) => take_next(&mut by_email),
+                Selection::After(_) => take_next(&mut walks),
                 Selection::Prefix(prefix) => operations.list_by_prefix(prefix, page.per_page),
-                // Users are cloned for each list, as two lists may name one user.
+                // Clones the users for each list, because two lists may name one user.
                 Selection::Ids(ids) => users.as_ref().map_err(Failure::clone).map(|users| {
                     let users = ids.iter().filter_map(|id| users.get(id).cloned()).collect();
                     Listed { total: 0, users }
@@ -183,7 +192,7 @@ struct Page<'a> {
     has_more_pages: bool,
 }
 
-/// The body of a list without pages.
+/// The body of a list that is not one of several pages.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Unpaged<'a> {
@@ -212,7 +221,7 @@ impl List {
     }
 }
 
-/// Answers with users that are not on pages.
+/// Answers a list that is not one of several pages. Has a `Link` to the next users if the list follows an id.
 fn answer_unpaged(selection: &Selection, per_page: u32, mut users: Vec<User>) -> Response {
     let has_more_pages = users.len() > per_page as usize;
     users.truncate(per_page as usize);
@@ -225,17 +234,17 @@ fn answer_unpaged(selection: &Selection, per_page: u32, mut users: Vec<User>) ->
     }
 }
 
-/// Returns the next list of a statement, or its error.
-fn next(lists: &mut Result<vec::IntoIter<Listed>, Failure>) -> Result<Listed, Failure> {
+/// Takes the next list of a statement, or a copy of its error.
+fn take_next(lists: &mut Result<vec::IntoIter<Listed>, Failure>) -> Result<Listed, Failure> {
     lists.as_mut().map(|lists| lists.next().unwrap_or_default()).map_err(|failure| failure.clone())
 }
 
-/// Characters of an address that a `Link` has as they are.
+/// The characters of an address that a `Link` shows without percent-encoding.
 const IN_A_QUERY: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'@');
 
-/// Returns the field `Link` (RFC 8288) of a page: the first page, the previous one, the next one and the last one, as far
-/// as they exist. References are relative to the server. `email`: the address that the list was asked for.
+/// Returns the field `Link` (RFC 8288) of a page: the first, previous, next and last page, as far as they exist. The
+/// references are relative to the server. `email` is the address that the list was asked for.
 fn links(request: PageRequest, last: i64, email: Option<&str>) -> String {
     let PageRequest { page, per_page, is_from_end } = request;
     let mut query = String::new();
@@ -247,7 +256,7 @@ fn links(request: PageRequest, last: i64, email: Option<&str>) -> String {
     }
     let links = [
         (Some(1), "first"),
-        // For a page beyond the last one, the previous page is the last one.
+        // Names the last page as the previous one of a page beyond it.
         ((page > 1).then(|| last.min(page - 1)), "prev"),
         ((page < last).then(|| page + 1), "next"),
         (Some(last), "last"),
@@ -284,7 +293,7 @@ mod tests {
         );
     }
 
-    /// The pages that the links of a page of 2 lead to, out of 5 users.
+    /// Returns the pages that the links of a page lead to, with 2 of 5 users on each page.
     fn pages(page: i64) -> String {
         let links = links(PageRequest { page, per_page: 2, ..FIRST }, 3, None);
         links.replace("</users?page=", "").replace("&perPage=2>; rel=", " ").replace('"', "")
@@ -311,7 +320,7 @@ mod tests {
         String::from_utf8(list.body).unwrap()
     }
 
-    /// A list of users from id 4 with these names.
+    /// Returns a list of users with these names, from id 4 on.
     fn list(request: ListRequest, names: &[&str]) -> Response {
         let time = OffsetDateTime::UNIX_EPOCH;
         let user = |(id, name): (i64, &&str)| User {
@@ -342,7 +351,7 @@ mod tests {
         assert_eq!(serde_json::from_str::<serde_json::Value>(&page).unwrap(), expected);
         let page = PageRequest { per_page: 2, ..FIRST };
         let walk = ListRequest { selection: Selection::After(3), page };
-        // The third one only tells that there is one.
+        // Shows two users; the third one only tells that there are more.
         for (names, more) in [(&["a", "b"][..], false), (&["a", "b", "c"], true)] {
             let found = list(walk.clone(), names);
             assert_eq!(found.header("Link"), more.then_some("</users?after=5&perPage=2>; rel=\"next\""));

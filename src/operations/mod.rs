@@ -1,9 +1,11 @@
-//! One file for each operation: its parameters, how they are parsed, its statements, how they are executed, and the answer,
-//! in the order in which they happen. This file has the parts that operations share: commands, batches and outcomes.
+//! One file for each operation: its parameters, how they are parsed, its statements, how they are executed, and the
+//! answer, in the order in which they happen. This file has the parts that operations share: commands, batches and
+//! outcomes.
 //!
 //! The statements can be pasted into psql. Operands have the exact types of PostgreSQL's own operators, and sessions
-//! look names up in one schema alone, so that no operator of another role fits better. `limit 1` within a lateral and
-//! `= any (array(…))` make look-ups in an index of plans that were made while a table was empty.
+//! look names up in one schema alone, so that PostgreSQL chooses no operator of another role. `limit 1` within a
+//! lateral and `= any (array(…))` make PostgreSQL use an index even if it planned the statement while the table was
+//! empty.
 //!
 //! Knows no route and no rule of access: a request that is parsed here may be executed.
 
@@ -45,13 +47,13 @@ use time::OffsetDateTime;
 /// The resources that operations are parsed and executed with.
 pub struct Operations {
     pub(crate) pool: Arc<Pool>,
-    /// Loads a credential on access; `None`: an access is a violation.
+    /// Loads a credential when it is first accessed; `None` makes such an access an error (a lazy-loading violation).
     lazy: Option<Loader<Credential>>,
     pub(crate) schemas: BodySchemas,
     pub(crate) max_per_page: u32,
     pub(crate) throttle: Arc<Throttle>,
     hasher: Hasher,
-    /// The memory that is held for clients.
+    /// The count of the memory that is held for clients.
     pub(crate) budget: Budget,
     request_timeout: Duration,
 }
@@ -99,42 +101,43 @@ impl From<Response> for Outcome {
     }
 }
 
-/// A command of a batch.
+/// A command of a batch, with its deadline and the place of its outcome.
 struct Item<'a, C> {
     command: &'a mut C,
-    /// The time after which no change is begun.
+    /// The time after which the command changes nothing any more.
     deadline: Instant,
     outcome: &'a mut Option<Outcome>,
 }
 
-/// A kind of change: changes of one kind share a statement and a commit.
+/// A command that changes users: creates, updates or deletes. Changes of one kind share a statement and a commit.
 trait Change: Sized {
-    /// Executes changes. Returns rows with the positions of their changes, from 1.
-    fn batch(pool: &Pool, given: &[&Self], deadline: Instant) -> Result<Vec<Row>, Failure>;
+    /// Executes changes with one statement. Returns a row for each change, with its position, from 1.
+    fn execute_batch(pool: &Pool, changes: &[&Self], deadline: Instant) -> Result<Vec<Row>, Failure>;
 
-    /// Returns the outcome of a change of a batch, by its row if it has one.
+    /// Returns the outcome of a change after its batch was executed. `row` is the row of the change, if there is one.
     fn settle(&mut self, operations: &Operations, row: Option<&Row>) -> Result<Outcome, Failure>;
 
-    /// Executes the change alone.
-    fn alone(&mut self, operations: &Operations, deadline: Instant) -> Result<Outcome, Failure>;
+    /// Executes the change with a statement of its own.
+    fn apply_alone(&mut self, operations: &Operations, deadline: Instant) -> Result<Outcome, Failure>;
 }
 
-/// A kind of statement, or a hash. Commands of one lane form batches, and wait for no other lane.
+/// A kind of statement, or the hashing of passwords. Commands of one lane form batches, and wait for no other lane.
 /// The names in lower case are the labels in figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, VariantNames)]
 #[strum(serialize_all = "lowercase")]
 pub enum Lane {
-    /// Reads of one user, by its id or its address: one query for all of a kind.
+    /// Reads of one user, by id or by address: one statement for all reads by id, one for all by address.
     Find,
-    /// Pages: one query for several.
+    /// Lists of users: one statement for all lists of a kind.
     List,
-    /// Creates: one statement and one commit for all.
+    /// Creates without a password: one statement and one commit for all.
     Create,
-    /// Changes of users, passwords aside: one statement and one commit for all updates, one for all deletes.
+    /// Updates without a password, and deletes: one statement and one commit for all updates, one for all deletes.
     Change,
-    /// A write that is never batched: of passwords, of addresses, or on conditions of several states.
+    /// A write that is executed alone: of a password, of an address, or with a precondition that allows several
+    /// states.
     Single,
-    /// A password to hash or to check, after the look-up that this needs. Hashing occupies a core, and no session.
+    /// A password to hash or to verify, after the look-up that this needs. Hashing occupies a core, and no session.
     Hash,
 }
 
@@ -143,25 +146,25 @@ pub enum Lane {
 pub struct Step {
     /// The lane that the command is queued in.
     pub lane: Lane,
-    /// The user that the step changes: changes of one user are made in the order of their arrival.
+    /// The user that the step changes. Changes of one user are made in the order of their arrival.
     pub changed_user: Option<i64>,
-    /// The most users that a list has.
+    /// The most users that the answer to a list has; 0 for other commands.
     pub max_users: usize,
 }
 
 impl Step {
-    /// Returns the step of a command that changes no user.
-    pub const fn of(lane: Lane) -> Step {
+    /// Returns a step of a command that changes no user.
+    pub const fn in_lane(lane: Lane) -> Step {
         Step { lane, changed_user: None, max_users: 0 }
     }
 
-    /// Returns the step of a command that changes this user.
+    /// Returns a step of a command that changes this user.
     pub const fn change(lane: Lane, user: i64) -> Step {
-        Step { changed_user: Some(user), ..Step::of(lane) }
+        Step { changed_user: Some(user), ..Step::in_lane(lane) }
     }
 }
 
-/// Returns the pause of a command that met a lock; `retries`: how often it was retried already.
+/// Returns how long a command pauses after it has met a lock. `retries`: how often it was retried before.
 pub(crate) fn retry_pause(retries: usize) -> Duration {
     Duration::from_millis(10 << retries.min(3))
 }
@@ -170,7 +173,7 @@ impl Command {
     /// Returns the next step of the command.
     pub fn next_step(&self) -> Step {
         match self {
-            Command::Find(_) => Step::of(Lane::Find),
+            Command::Find(_) => Step::in_lane(Lane::Find),
             Command::List(list) => list.next_step(),
             Command::Create(create) => create.next_step(),
             Command::Update(update) => update.next_step(),
@@ -181,7 +184,7 @@ impl Command {
 }
 
 impl Operations {
-    /// Returns the operations of a service with these settings on this pool.
+    /// Returns the operations of a service with these settings, on this pool of sessions.
     pub(crate) fn new(pool: Pool, config: &Config) -> Operations {
         let pool = Arc::new(pool);
         Operations {
@@ -201,8 +204,8 @@ impl Operations {
         Instant::now() + self.request_timeout
     }
 
-    /// Executes commands of one lane with as few statements as they allow; returns an outcome for each, in their order.
-    /// No change begins past its deadline.
+    /// Executes commands of one lane with as few statements as they allow. Returns an outcome for each, in their
+    /// order. No change begins after its deadline.
     pub fn execute(&self, mut commands: Vec<(&mut Command, Instant)>) -> Vec<Outcome> {
         let mut outcomes: Vec<Option<Outcome>> = commands.iter().map(|_| None).collect();
         let (mut finds, mut lists) = (vec![], vec![]);
@@ -210,8 +213,8 @@ impl Operations {
         for ((command, deadline), outcome) in commands.iter_mut().zip(&mut outcomes) {
             let (deadline, is_hashed) = (*deadline, command.next_step().lane == Lane::Hash);
             match &mut **command {
-                Command::Create(create) if is_hashed => *outcome = Some(create.hash(self).into()),
-                Command::Update(update) if is_hashed => *outcome = Some(update.hash(self).into()),
+                Command::Create(create) if is_hashed => *outcome = Some(create.hash_password(self).into()),
+                Command::Update(update) if is_hashed => *outcome = Some(update.hash_password(self).into()),
                 Command::Find(command) => finds.push(Item { command, deadline, outcome }),
                 Command::List(command) => lists.push(Item { command, deadline, outcome }),
                 Command::Create(command) => creates.push(Item { command, deadline, outcome }),
@@ -223,9 +226,9 @@ impl Operations {
         Find::execute(self, finds);
         List::execute(self, lists);
         Create::execute(self, creates);
-        self.change(updates);
-        self.change(deletes);
-        // Reads whose statement is refused for the value of one of them are executed again one by one.
+        self.execute_changes(updates);
+        self.execute_changes(deletes);
+        // Executes reads again one by one if the database has refused their statement for the value of one of them.
         let is_batch = commands.len() > 1;
         for (command, outcome) in commands.into_iter().zip(&mut outcomes) {
             let is_read = matches!(command.0, Command::Find(_) | Command::List(_));
@@ -237,7 +240,7 @@ impl Operations {
         outcomes.into_iter().map(|outcome| outcome.expect("each kind of command is executed")).collect()
     }
 
-    /// Executes one command to its end. If it meets another session's lock, it is executed again until its time is up.
+    /// Executes one command to its end. If it meets a lock of another session, executes it again until its time is up.
     pub(crate) fn execute_alone(&self, mut command: Command) -> Result<Response, Error> {
         let deadline = self.deadline();
         let mut retries = 0;
@@ -254,14 +257,15 @@ impl Operations {
         }
     }
 
-    /// Executes changes in one statement and one commit, each with the outcome that it would have had alone, and none past
-    /// its deadline. Executes each of them alone after a refusal that may concern only some. If the batch met a lock, each
-    /// change has met it: retries are alone.
-    fn change<C: Change>(&self, mut batch: Vec<Item<C>>) {
-        /// A change whose time is nearly up is not sent, so that the batch does not wait for a session in vain.
+    /// Executes changes with one statement and one commit, each with the outcome that it would have had alone. After a
+    /// refusal that may concern only some of them, executes each alone. Leaves out changes whose deadline has passed.
+    /// If the batch meets a lock, each change is retried alone.
+    fn execute_changes<C: Change>(&self, mut batch: Vec<Item<C>>) {
+        /// Time that a change needs beside its statement. A change with less time left is not sent, so that the batch
+        /// does not wait for a session in vain.
         const MARGIN: Duration = Duration::from_millis(100);
         if let [Item { command, deadline, outcome }] = &mut batch[..] {
-            **outcome = Some(command.alone(self, *deadline).into());
+            **outcome = Some(command.apply_alone(self, *deadline).into());
             return;
         }
         let latest = Instant::now() + self.pool.statement_timeout + MARGIN;
@@ -271,13 +275,13 @@ impl Operations {
             *outcome = Some(Outcome::Answered(Err(error)));
         }
         let Some(earliest) = batch.iter().map(|item| item.deadline).min() else { return };
-        let given: Vec<&C> = batch.iter().map(|item| &*item.command).collect();
-        let place = |row: Row| Ok((row.try_get("position")?, row));
-        let rows: Result<HashMap<i64, Row>, Failure> =
-            C::batch(&self.pool, &given, earliest).and_then(|rows| rows.into_iter().map(place).collect());
+        let changes: Vec<&C> = batch.iter().map(|item| &*item.command).collect();
+        let with_position = |row: Row| Ok((row.try_get("position")?, row));
+        let rows: Result<HashMap<i64, Row>, Failure> = C::execute_batch(&self.pool, &changes, earliest)
+            .and_then(|rows| rows.into_iter().map(with_position).collect());
         for (position, Item { command, deadline, outcome }) in (1..).zip(batch) {
             let settled = match &rows {
-                Err(failure) if is_caused_by_rows(failure) => command.alone(self, deadline),
+                Err(failure) if is_caused_by_rows(failure) => command.apply_alone(self, deadline),
                 Err(failure) => Err(failure.clone()),
                 Ok(rows) => command.settle(self, rows.get(&position)),
             };
@@ -285,20 +289,20 @@ impl Operations {
         }
     }
 
-    /// Returns how many passwords are hashed at once: one for every two cores, so that reads have
-    /// the other half, if the budget has memory for so many.
-    pub(crate) fn hashers(&self) -> usize {
+    /// Returns how many passwords are hashed at once: one for every two cores, which leaves half of the cores to
+    /// reads, as far as the budget has memory.
+    pub(crate) fn max_hashers(&self) -> usize {
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        (cores / 2).min(self.budget.limit() / self.hasher.memory(None)).max(1)
+        (cores / 2).min(self.budget.limit / self.hasher.memory(None)).max(1)
     }
 
-    /// Hashes a password, if there is one; see [`Operations::with_hash`].
-    pub(crate) fn hash(&self, password: Option<&Secret>) -> Result<Option<PasswordHash>, Error> {
+    /// Hashes a password, if there is one. Blocks as [`Operations::with_hash`] does.
+    pub(crate) fn hash_password(&self, password: Option<&Secret>) -> Result<Option<PasswordHash>, Error> {
         password.map(|password| self.with_hash(None, |hasher| hasher.hash(password))?).transpose()
     }
 
-    /// Runs `work`, which checks this hash, and may make a new one after that. Blocks for the memory of the larger one, up
-    /// to `request_timeout`, then [`Error::Unavailable`]; and for the work.
+    /// Runs `work`, which verifies a password against `hash` and may make a new hash after that. Blocks for the memory
+    /// of the larger hash, up to `request_timeout`, and then returns [`Error::Unavailable`]. Blocks for the work, too.
     fn with_hash<T>(&self, hash: Option<&PasswordHash>, work: impl FnOnce(&Hasher) -> T) -> Result<T, Error> {
         let bytes = self.hasher.memory(hash).max(self.hasher.memory(None));
         match self.budget.reserve(bytes, self.deadline()) {
@@ -307,19 +311,19 @@ impl Operations {
         }
     }
 
-    /// Finds a user whose state meets a condition.
-    fn allowed(&self, id: i64, condition: &Condition) -> Result<User, Failure> {
+    /// Finds a user whose state matches a condition. Fails with [`Error::NotFound`] or [`Error::PreconditionFailed`].
+    fn find_match(&self, id: i64, condition: &Condition) -> Result<User, Failure> {
         let user = self.find_many(&[id])?.pop().ok_or(Error::NotFound)?;
         if condition.holds(user.revision()) { Ok(user) } else { Err(Error::PreconditionFailed.into()) }
     }
 
-    fn user(&self, row: &Row) -> Result<User, Error> {
+    fn read_user(&self, row: &Row) -> Result<User, Error> {
         Ok(rows::user(row, self.lazy.clone())?)
     }
 }
 
-/// Returns the row of a change that was made; `None` if the change is to be executed alone.
-fn changed(row: Option<&Row>) -> Result<Option<&Row>, Failure> {
+/// Returns the row of a change if the batch has made the change; `None` if the change is to be executed alone.
+fn changed_row(row: Option<&Row>) -> Result<Option<&Row>, Failure> {
     let row = row.ok_or_else(|| Error::Internal("a change has no outcome".into()))?;
     match row.try_get("outcome")? {
         "done" => Ok(Some(row)),
@@ -330,15 +334,16 @@ fn changed(row: Option<&Row>) -> Result<Option<&Row>, Failure> {
     }
 }
 
-/// Returns true if a row may have any state; else the version and the time that it has to have, of the state that was read
-/// before or of a simple precondition. Nulls allow no state, as no row has them.
-fn tag(condition: &Condition, before: Option<&User>) -> (bool, Option<i64>, Option<OffsetDateTime>) {
+/// Returns the three parameters by which a statement changes only an allowed state of a row: whether any state is
+/// allowed; else the version and the time of change of the one allowed state. This is the state that was read
+/// `before`, or the state of a simple condition. Nulls allow no state, as no row has them.
+fn tag_params(condition: &Condition, before: Option<&User>) -> (bool, Option<i64>, Option<OffsetDateTime>) {
     let state = before.map(User::revision).or_else(|| condition.only.as_ref()?.first().copied());
     let is_any = before.is_none() && condition.only.is_none();
     (is_any, state.map(|state| state.version), state.map(|state| state.updated_at))
 }
 
-/// Answers with one user and the tag of its state.
-fn one(status: u16, user: &User) -> Response {
+/// Answers with one user, and with the tag of the user's state as `ETag`.
+fn answer_user(status: u16, user: &User) -> Response {
     Response::json(status, user).with("ETag", etag(user.revision()))
 }

@@ -1,8 +1,8 @@
-//! How often a password may be guessed: wrong passwords of one peer for one account, in a minute.
+//! Bounds how often a password may be guessed: counts the wrong passwords of a peer for an account in the last minute.
 //!
-//! Counts only in the memory of this process, and at most [`MAX_PAIRS`] pairs of a peer and an account. When all are used,
-//! the peer with the most of them is refused further accounts, and any other peer takes the place of that peer's oldest
-//! pair. Knows nothing of passwords or of the database: an account that does not exist is counted like any other.
+//! Counts in the memory of this process alone, and at most [`MAX_PAIRS`] pairs of a peer and an account. A pair for
+//! which no space is left takes the place of the pair whose last wrong password is the oldest. Knows nothing of
+//! passwords or of the database: an account that does not exist is counted like any other one.
 
 use crate::{db::Failure, error::Error, http::PeerKey};
 use parking_lot::Mutex;
@@ -10,24 +10,25 @@ use std::collections::{HashMap, VecDeque, hash_map::RandomState};
 use std::time::{Duration, Instant};
 use std::{hash::BuildHasher, sync::Arc};
 
-/// The time that a wrong password counts for.
+/// How long a wrong password counts.
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Pairs that are remembered: some 4 MiB with ten wrong passwords each.
+/// The most pairs that are remembered, in some 4 MiB with ten wrong passwords each. Each wrong password costs a hash,
+/// so that only machines of many cores can fill them within a minute.
 const MAX_PAIRS: usize = 16 << 10;
 
-/// Wrong passwords of the last minute, and passwords that are being checked.
+/// The wrong passwords of the last minute, and the passwords that are being verified.
 #[derive(Debug)]
 pub struct Throttle {
     /// The most wrong passwords of one peer for one account in a minute; 0 for any number.
     limit: usize,
-    /// Seeded at random for each process, so that no client can choose accounts that count as one.
+    /// Hashes accounts with a random seed, so that no client can choose accounts that count as one.
     hasher: RandomState,
     attempts: Mutex<Attempts>,
 }
 
-/// A password that is being checked. It does not count any more once this is dropped, unless it was
-/// [wrong](Attempt::wrong).
+/// A password that is being verified. It counts until this is dropped, and for a minute if it was
+/// [wrong](Attempt::mark_wrong).
 #[derive(Debug)]
 pub struct Attempt(Option<(Arc<Throttle>, Pair)>);
 
@@ -36,16 +37,16 @@ type Pair = (PeerKey, u64);
 
 #[derive(Debug, Default)]
 struct Attempts {
-    /// The time that has passed on command: the clock is ahead by it.
+    /// The time by which a test has put the clock ahead.
     advanced: Duration,
     pairs: HashMap<Pair, Count>,
 }
 
 #[derive(Debug, Default)]
 struct Count {
-    /// Passwords that are being checked.
+    /// The number of passwords that are being verified.
     undecided: usize,
-    /// When each wrong password was sent, the oldest first.
+    /// The time of each wrong password, the oldest first.
     wrong: VecDeque<Instant>,
 }
 
@@ -56,32 +57,33 @@ impl Throttle {
         Arc::new(Throttle { limit, hasher: RandomState::new(), attempts: Mutex::default() })
     }
 
-    /// Returns [`Error::TooManyAttempts`] if a peer (`None`: any client without an address, as on a Unix socket) has sent the
-    /// most wrong passwords for an account, an e-mail address in whatever case.
+    /// Returns [`Error::TooManyAttempts`] if a peer has sent `limit` wrong passwords for an account in the last
+    /// minute. An account is an e-mail address in whatever case; all clients without an address, as on a Unix socket,
+    /// are the peer `None`.
     pub fn refuse_exhausted(&self, email: &str, peer: PeerKey) -> Result<(), Error> {
         let mut attempts = self.attempts.lock();
         let now = attempts.now();
-        match attempts.pairs.get_mut(&self.pair(email, peer)) {
-            Some(count) if self.limit > 0 => count.refuse(self.limit, now),
+        match attempts.pairs.get_mut(&self.pair_for(email, peer)) {
+            Some(count) if self.limit > 0 => count.refuse_excess(self.limit, now),
             _ => Ok(()),
         }
     }
 
-    /// Counts a password that is about to be checked. Errors: that of [`Throttle::refuse_exhausted`]; and
-    /// [`Failure::Contended`] if the undecided passwords may take all that is left of the limit, so that this one has to wait
-    /// for them.
+    /// Counts a password that is about to be verified. Fails as [`Throttle::refuse_exhausted`] does, or with
+    /// [`Failure::Contended`] if this password has to wait: the passwords that are being verified may use up the
+    /// limit.
     pub fn admit(self: &Arc<Self>, email: &str, peer: PeerKey) -> Result<Attempt, Failure> {
         if self.limit == 0 {
             return Ok(Attempt(None));
         }
-        let pair = self.pair(email, peer);
+        let pair = self.pair_for(email, peer);
         let mut attempts = self.attempts.lock();
         let now = attempts.now();
-        if !attempts.pairs.contains_key(&pair) {
-            attempts.make_room(peer, now)?;
+        if attempts.pairs.len() >= MAX_PAIRS && !attempts.pairs.contains_key(&pair) {
+            attempts.forget_oldest();
         }
         let count = attempts.pairs.entry(pair).or_default();
-        count.refuse(self.limit, now)?;
+        count.refuse_excess(self.limit, now)?;
         if count.undecided + count.wrong.len() >= self.limit {
             return Err(Failure::Contended);
         }
@@ -89,20 +91,20 @@ impl Throttle {
         Ok(Attempt(Some((Arc::clone(self), pair))))
     }
 
-    /// Lets time pass: wrong passwords that are older than a minute then do not count any more.
+    /// Puts the clock ahead for a test.
     #[cfg(any(test, feature = "testing"))]
     pub fn advance(&self, time: Duration) {
         self.attempts.lock().advanced += time;
     }
 
-    fn pair(&self, email: &str, peer: PeerKey) -> Pair {
+    fn pair_for(&self, email: &str, peer: PeerKey) -> Pair {
         (peer, self.hasher.hash_one(email.to_ascii_lowercase()))
     }
 }
 
 impl Attempt {
-    /// Lets the attempt count for a minute, as the password was wrong.
-    pub fn wrong(self) {
+    /// Counts the attempt for a minute, because its password was wrong.
+    pub fn mark_wrong(self) {
         if let Some((throttle, pair)) = &self.0 {
             let mut attempts = throttle.attempts.lock();
             let now = attempts.now();
@@ -129,40 +131,18 @@ impl Attempts {
         Instant::now() + self.advanced
     }
 
-    /// Makes space in a full table for a pair of `peer`. Removes all pairs without a wrong password in the last minute.
-    /// If there are none, removes the oldest pair of the peer that has the most pairs, or refuses `peer` if it has the
-    /// most. Keeps pairs whose password is being checked.
-    fn make_room(&mut self, peer: PeerKey, now: Instant) -> Result<(), Error> {
-        if self.pairs.len() < MAX_PAIRS {
-            return Ok(());
-        }
-        self.pairs.retain(|_, count| {
-            count.undecided > 0 || count.wrong.back().is_some_and(|at| now < *at + MINUTE)
-        });
-        if self.pairs.len() < MAX_PAIRS {
-            return Ok(());
-        }
-        let mut counts: HashMap<PeerKey, usize> = HashMap::new();
-        self.pairs.keys().for_each(|(peer, _)| *counts.entry(*peer).or_default() += 1);
-        let Some((most, _)) = counts.iter().max_by_key(|(of, count)| (**count, **of == peer)) else {
-            return Ok(());
-        };
-        let decided = self.pairs.iter().filter(|((of, _), count)| of == most && count.undecided == 0);
-        let oldest = decided.filter_map(|(pair, count)| Some((*count.wrong.back()?, *pair))).min();
-        match oldest {
-            Some((since, _)) if *most == peer => Err(too_many(since, now)),
-            Some((_, pair)) => {
-                self.pairs.remove(&pair);
-                Ok(())
-            }
-            None => Ok(()),
-        }
+    /// Forgets the pair whose last wrong password is the oldest. Keeps pairs with a password that is being verified.
+    fn forget_oldest(&mut self) {
+        let decided = self.pairs.iter().filter(|(_, count)| count.undecided == 0);
+        let oldest = decided.min_by_key(|(_, count)| count.wrong.back().copied()).map(|(pair, _)| *pair);
+        oldest.map(|pair| self.pairs.remove(&pair));
     }
 }
 
 impl Count {
-    /// Forgets wrong passwords that are older than a minute. [`Error::TooManyAttempts`] if as many as the limit are left.
-    fn refuse(&mut self, limit: usize, now: Instant) -> Result<(), Error> {
+    /// Forgets wrong passwords that are older than a minute. Returns [`Error::TooManyAttempts`] if as many as the
+    /// limit are left.
+    fn refuse_excess(&mut self, limit: usize, now: Instant) -> Result<(), Error> {
         while self.wrong.front().is_some_and(|at| now >= *at + MINUTE) {
             self.wrong.pop_front();
         }
@@ -173,7 +153,7 @@ impl Count {
     }
 }
 
-/// Returns the refusal that lasts until a wrong password is a minute old.
+/// Returns a refusal that lasts until the oldest wrong password is a minute old.
 fn too_many(oldest: Instant, now: Instant) -> Error {
     let left = (oldest + MINUTE).saturating_duration_since(now);
     Error::TooManyAttempts(left.as_secs() + 1)
@@ -189,9 +169,9 @@ mod tests {
     const B: PeerKey = Some(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2)));
     const ADA: &str = "ada@example.com";
 
-    /// Sends a wrong password; an error if it is not checked.
+    /// Sends a wrong password. Fails if the password is not verified.
     fn guess(throttle: &Arc<Throttle>, email: &str, peer: PeerKey) -> Result<(), Error> {
-        throttle.admit(email, peer).map(Attempt::wrong).map_err(Failure::into_error)
+        throttle.admit(email, peer).map(Attempt::mark_wrong).map_err(Failure::into_error)
     }
 
     fn advance(throttle: &Throttle, seconds: u64) {
@@ -209,23 +189,23 @@ mod tests {
         for refused in [guess(&throttle, ADA, A), throttle.refuse_exhausted(ADA, A)].map(Result::unwrap_err) {
             assert!(matches!(refused, Error::TooManyAttempts(40 | 41)), "{refused:?}");
         }
-        // Passwords of another peer, or for another account, are counted apart.
+        // Counts passwords of another peer, or for another account, apart.
         guess(&throttle, ADA, B).unwrap();
         guess(&throttle, ADA, None).unwrap();
         guess(&throttle, "bob@example.com", A).unwrap();
-        // The case of ASCII letters alone is ignored: these are four accounts.
+        // Ignores the case of ASCII letters alone: these are four accounts.
         for email in ["é@example.com", "É@example.com", "\u{130}@example.com", "i\u{307}@example.com"] {
             for _ in 0..3 {
                 guess(&throttle, email, A).unwrap();
             }
             guess(&throttle, &email.replace("example", "EXAMPLE"), A).unwrap_err();
         }
-        // Refused ones do not count.
+        // Counts no password that was refused.
         advance(&throttle, 40);
         guess(&throttle, ADA, A).unwrap();
     }
 
-    /// Each wrong password counts for a minute of its own: no minute has more of them than the limit.
+    /// Checks that no minute has more wrong passwords than the limit: each counts for a minute of its own.
     #[test]
     fn no_minute_has_more_than_the_limit() {
         let throttle = Throttle::new(3);
@@ -234,7 +214,7 @@ mod tests {
             if guess(&throttle, ADA, A).is_ok() {
                 checked.push(clock);
             }
-            // Now and then there is a pause.
+            // Pauses now and then.
             let pause = if n % 7 == 0 { 29 } else { 1 };
             advance(&throttle, pause);
             clock += pause;
@@ -250,25 +230,25 @@ mod tests {
             drop(throttle.admit(ADA, A).unwrap());
         }
         let undecided: Vec<_> = iter::repeat_with(|| throttle.admit(ADA, A).unwrap()).take(2).collect();
-        // The next one waits for them, and none is refused at once.
+        // Lets the next password wait for the undecided ones, and refuses none at once.
         assert!(matches!(throttle.admit(ADA, A), Err(Failure::Contended)));
         throttle.refuse_exhausted(ADA, A).unwrap();
         drop(undecided);
         guess(&throttle, ADA, A).unwrap();
         let undecided = throttle.admit(ADA, A).unwrap();
         assert!(matches!(throttle.admit(ADA, A), Err(Failure::Contended)));
-        undecided.wrong();
+        undecided.mark_wrong();
         assert!(matches!(throttle.admit(ADA, A), Err(Failure::Error(Error::TooManyAttempts(60)))));
-        // An account without a wrong password is forgotten.
+        // Forgets an account without a wrong password.
         drop(throttle.admit("bob@example.com", A).unwrap());
         assert_eq!(throttle.attempts.lock().pairs.len(), 1);
     }
 
-    /// However many threads guess.
+    /// Checks the limit while many threads guess at once.
     #[test]
     fn no_more_passwords_are_checked_at_once_than_the_limit() {
         let throttle = Throttle::new(5);
-        // The number of passwords that are being checked or were wrong, and its maximum.
+        // The number of passwords that are being verified or were wrong, and its maximum.
         let counts = Mutex::new((0, 0));
         thread::scope(|scope| {
             for n in 0..100 {
@@ -285,7 +265,7 @@ mod tests {
                     *now += 1;
                     *most = (*most).max(*now);
                     if n % 2 == 0 {
-                        attempt.wrong();
+                        attempt.mark_wrong();
                     } else {
                         *now -= 1;
                     }
@@ -295,25 +275,19 @@ mod tests {
         assert_eq!(*counts.lock(), (5, 5));
     }
 
-    /// A peer that fills the table is refused new accounts, and no pair of another peer is forgotten for it.
+    /// The oldest pairs of a full table are forgotten, but not a pair whose password is being verified.
     #[test]
-    fn a_full_table_is_shared_by_peer() {
+    fn a_full_table_forgets_the_oldest() {
         let throttle = Throttle::new(1);
-        guess(&throttle, "victim@example.com", B).unwrap();
-        let admitted = (0..MAX_PAIRS + 100).filter(|n| guess(&throttle, &n.to_string(), A).is_ok()).count();
-        assert_eq!(admitted, MAX_PAIRS - 1);
-        advance(&throttle, 20);
-        assert!(matches!(guess(&throttle, "one more", A), Err(Error::TooManyAttempts(..=41))));
-        assert!(guess(&throttle, "victim@example.com", B).is_err(), "it is remembered");
-        assert!(guess(&throttle, "1000", A).is_err(), "so is what the table is full of");
-        // One that has fewer gets in, at the cost of the oldest pair of the first.
-        guess(&throttle, "another", B).unwrap();
+        let undecided = throttle.admit("first@example.com", B).unwrap();
+        for n in 0..MAX_PAIRS + 9 {
+            guess(&throttle, &n.to_string(), A).unwrap();
+        }
         assert_eq!(throttle.attempts.lock().pairs.len(), MAX_PAIRS);
-        assert!(guess(&throttle, "another", B).is_err());
-        // After a minute there is room again, and nothing is left of what was.
-        advance(&throttle, 45);
-        guess(&throttle, "one more", A).unwrap();
-        assert_eq!(throttle.attempts.lock().pairs.len(), 2, "one more, and another");
+        assert!(matches!(throttle.admit("first@example.com", B), Err(Failure::Contended)));
+        drop(undecided);
+        assert!(guess(&throttle, "10", A).is_err(), "the tenth oldest pair is remembered");
+        guess(&throttle, "9", A).unwrap();
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! `PUT /users/{id}` and `PATCH /users/{id}`: changes a user.
 //!
-//! A missing user is answered 404 even if the body is invalid. So the user is looked up before a body is refused or a
-//! password is hashed; in all other cases the statement of the change finds out.
+//! A missing user is answered 404 even if the body is invalid. So a request looks the user up before its body is
+//! refused or its password is hashed; for all other requests, the statement of the change finds out.
 
-use super::{Change, Command, Find, Lane, Operations, Outcome, Step, changed, one, tag};
+use super::{Change, Command, Find, Lane, Operations, Outcome, Step, answer_user, changed_row, tag_params};
 use crate::db::{Failure, Pool, session::Param};
 use crate::error::Error;
 use crate::http::Request;
@@ -19,18 +19,20 @@ use std::time::Instant;
 pub struct Update {
     /// The id of the user to be changed.
     pub id: i64,
-    /// The fields of the body; in a batch without a password.
+    /// The fields to be changed. A change in a batch has no password.
     pub changes: UserChanges,
     /// The precondition (`If-Match`). A batch takes only [simple](Condition::is_simple) ones.
     pub condition: Condition,
-    /// The hash of the new password, once it is made.
+    /// The hash of the new password; `None` until it is made.
     pub hash: Option<PasswordHash>,
-    /// The change shares no statement: another transaction may be about to take its address.
+    /// True if the change shares no statement, because it may have to wait for another transaction that takes its
+    /// address.
     pub is_single: bool,
 }
 
 impl Update {
-    /// Reads a PUT, or a PATCH, whose body has a schema.
+    /// Parses a PUT, or a PATCH, whose body has the schema `patch`. Returns a look-up of the user if the body is
+    /// refused.
     pub(crate) fn parse(
         request: &Request,
         id: Option<i64>,
@@ -53,14 +55,14 @@ impl Update {
 
     pub(super) fn next_step(&self) -> Step {
         match (&self.hash, &self.changes.password) {
-            (None, Some(Some(_))) => Step::of(Lane::Hash),
+            (None, Some(Some(_))) => Step::in_lane(Lane::Hash),
             _ if self.is_single => Step::change(Lane::Single, self.id),
             _ => Step::change(Lane::Change, self.id),
         }
     }
 }
 
-/// Returns no row if the statement changes no user.
+/// Changes a user. Returns no row if no user is changed.
 pub(crate) const UPDATE: &str = "
     update users
     set name = coalesce($5::text, name), email = coalesce($6::text, email),
@@ -70,9 +72,10 @@ pub(crate) const UPDATE: &str = "
         and (name::text <> coalesce($5::text, name) or email::text <> coalesce($6::text, email))
     returning id, name, email, created_at, updated_at, version";
 
-/// $7: the hash of the new password, or null, which removes the password. A delete finds only rows of its snapshot: so
-/// a password is removed in a state that was read before, as a transaction that inserts one changes the user, too. The
-/// user is locked even if nothing is changed then, so that the statement waits for a transaction that inserts one.
+/// Changes a user and the password. $7: the hash of the new password; null removes the password. A delete finds only
+/// rows of its snapshot. So a password is removed only from a state that was read before, as a transaction that
+/// inserts a password changes the user, too. The user is locked even if nothing is changed then, so that the statement
+/// waits for a transaction that inserts a password.
 pub(crate) const UPDATE_PASSWORD: &str = "
     with target as materialized (
         select id from users where id = $1 and ($2::boolean or version = $3::bigint and updated_at = $4::timestamptz)
@@ -95,8 +98,8 @@ pub(crate) const UPDATE_PASSWORD: &str = "
     )
     select * from updated";
 
-/// Waits for no row, and locks only rows that will be changed, as a lock is written and committed like a change. A new
-/// value of an address is not for batches: another transaction may have to be waited for.
+/// Changes several users. Waits for no row, and locks only rows that it will change, because a lock is written and
+/// committed like a change. Leaves out changes of an address, which may have to wait for another transaction.
 pub(crate) const UPDATE_MANY: &str = r#"
     with given as materialized (
         select * from unnest($1::bigint[], $2::boolean[], $3::bigint[], $4::timestamptz[], $5::text[], $6::text[])
@@ -131,19 +134,19 @@ pub(crate) const UPDATE_MANY: &str = r#"
 
 impl Update {
     /// Looks the user up and hashes the new password.
-    pub(super) fn hash(&mut self, operations: &Operations) -> Result<Outcome, Failure> {
-        operations.allowed(self.id, &self.condition)?;
-        self.hash = operations.hash(self.changes.password.as_ref().and_then(Option::as_ref))?;
+    pub(super) fn hash_password(&mut self, operations: &Operations) -> Result<Outcome, Failure> {
+        operations.find_match(self.id, &self.condition)?;
+        self.hash = operations.hash_password(self.changes.password.as_ref().and_then(Option::as_ref))?;
         Ok(Outcome::Continued)
     }
 
-    /// Executes the update alone. Returns the user.
+    /// Executes the update with a statement of its own. Returns the user.
     pub(super) fn apply(&self, operations: &Operations, deadline: Instant) -> Result<User, Failure> {
         let Update { id, changes: UserChanges { name, email, password }, condition, hash, .. } = self;
         let is_read_first = matches!(password, Some(None)) || !condition.is_simple();
-        let mut before = if is_read_first { Some(operations.allowed(*id, condition)?) } else { None };
+        let mut before = if is_read_first { Some(operations.find_match(*id, condition)?) } else { None };
         loop {
-            let (is_any, version, updated_at) = tag(condition, before.as_ref());
+            let (is_any, version, updated_at) = tag_params(condition, before.as_ref());
             let hash = hash.as_ref().map(PasswordHash::as_phc);
             let params: [Param; 7] = [
                 (id, Type::INT8),
@@ -159,14 +162,15 @@ impl Update {
                 Some(_) => (UPDATE_PASSWORD, &params[..]),
             };
             if let [row] = &operations.pool.execute(sql, params, Some(deadline))?[..] {
-                return Ok(operations.user(row)?);
+                return Ok(operations.read_user(row)?);
             }
-            // A change that alters nothing answers with the committed record at once, also if another transaction
-            // has locked it.
-            let user = operations.allowed(*id, condition)?;
+            // Answers a change that alters nothing with the committed record, even if another transaction has locked
+            // the record.
+            let user = operations.find_match(*id, condition)?;
             match before {
                 _ if has_all_values(&user, &self.changes) => return Ok(user),
-                // There was no password to remove, or a trigger has left the change out.
+                // The state is the one that was read: there was no password to remove, or a trigger has prevented the
+                // change.
                 Some(before) if before.revision() == user.revision() => return Ok(user),
                 Some(_) => return Err(Failure::Contended),
                 None => before = Some(user),
@@ -185,12 +189,12 @@ fn has_all_values(user: &User, changes: &UserChanges) -> bool {
 }
 
 impl Change for Update {
-    fn batch(pool: &Pool, given: &[&Self], deadline: Instant) -> Result<Vec<Row>, Failure> {
-        let ids: Vec<i64> = given.iter().map(|update| update.id).collect();
-        let tags = given.iter().map(|update| tag(&update.condition, None));
+    fn execute_batch(pool: &Pool, changes: &[&Self], deadline: Instant) -> Result<Vec<Row>, Failure> {
+        let ids: Vec<i64> = changes.iter().map(|update| update.id).collect();
+        let tags = changes.iter().map(|update| tag_params(&update.condition, None));
         let (any, versions, times): (Vec<_>, Vec<_>, Vec<_>) = tags.collect();
         let (names, emails): (Vec<_>, Vec<_>) =
-            given.iter().map(|update| (&update.changes.name, &update.changes.email)).unzip();
+            changes.iter().map(|update| (&update.changes.name, &update.changes.email)).unzip();
         let params: [Param; 6] = [
             (&ids, Type::INT8_ARRAY),
             (&any, Type::BOOL_ARRAY),
@@ -203,15 +207,15 @@ impl Change for Update {
     }
 
     fn settle(&mut self, operations: &Operations, row: Option<&Row>) -> Result<Outcome, Failure> {
-        let row = changed(row)?;
+        let row = changed_row(row)?;
         self.is_single |= row.is_none();
         Ok(match row {
-            Some(row) => one(200, &operations.user(row)?).into(),
+            Some(row) => answer_user(200, &operations.read_user(row)?).into(),
             None => Outcome::Continued,
         })
     }
 
-    fn alone(&mut self, operations: &Operations, deadline: Instant) -> Result<Outcome, Failure> {
-        Ok(one(200, &self.apply(operations, deadline)?).into())
+    fn apply_alone(&mut self, operations: &Operations, deadline: Instant) -> Result<Outcome, Failure> {
+        Ok(answer_user(200, &self.apply(operations, deadline)?).into())
     }
 }

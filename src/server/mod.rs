@@ -1,4 +1,4 @@
-//! Wires the stages together and stops them in order.
+//! The server: starts the stages (tiny_http, the frontend, the workers), connects them, and stops them in order.
 
 mod lanes;
 mod relay;
@@ -18,7 +18,7 @@ pub use system::check_system;
 use workers::Workers;
 pub use workers::{Control, Fault, Intercept, Intercepted};
 
-/// Time that workers get at a stop if the frontend has used up `STOP_TIMEOUT`: they are stuck, or almost done.
+/// The time that workers get at a stop once `STOP_TIMEOUT` is used up: by then they are stuck, or almost done.
 const MAX_LAST_WORK: Duration = Duration::from_millis(300);
 
 /// A running service: a port, some threads, a pool of connections. Stops when it is dropped.
@@ -33,11 +33,11 @@ pub struct Server {
     stop_timeout: Duration,
 }
 
-/// The address of a server that is yet to start: taken, and not listened on. For a program that has to start a
-/// database first, and wants to know before that whether the address can be had.
+/// The address of a server that is yet to start: it is bound, and not listened on. For a program that starts a
+/// database first, and wants to know before that whether the address is free.
 pub struct BoundServer {
     listener: Listener,
-    /// Chooses the requests that are not executed as usual, in a service that is thrown away.
+    /// Chooses the requests that fail or are controls, in a service for tests.
     pub(crate) intercept: Option<Intercept>,
 }
 
@@ -48,7 +48,7 @@ impl BoundServer {
     /// [`StartError::Config`] and [`StartError::Listen`].
     pub fn bind(config: &Config) -> Result<BoundServer, StartError> {
         config.check()?;
-        // An address that cannot be used is told before anything is bound.
+        // Fails for a database address that cannot be used before anything is bound.
         Target::new(config)?;
         let listener = if config.sockets.is_empty() {
             Listener::bind(&config.host, config.port)
@@ -108,7 +108,7 @@ impl BoundServer {
         let (frontend, slots) = Frontend::open(self.listener, limits, resources, stream, on_broken)?;
         let capacity = Capacity {
             sessions: config.workers.min(config.db_pool_size as usize),
-            hashers: app.operations.hashers(),
+            hashers: app.operations.max_hashers(),
             cores: thread::available_parallelism().map_or(1, usize::from),
             retry_for: config.limits.statement_timeout(),
         };
@@ -118,7 +118,7 @@ impl BoundServer {
     }
 }
 
-/// Returns the limits of these settings, with as many connections as the system has descriptors for.
+/// Returns the limits of these settings. Lowers `max_connections` to the number that the process has descriptors for.
 fn possible_limits(config: &Config) -> Result<Limits, StartError> {
     let (wanted, possible) = (config.limits.max_connections, check_system(config)?);
     if possible < wanted {
@@ -158,14 +158,14 @@ impl Server {
         &self.app
     }
 
-    /// Stops: `/readyz` says so for `drain_delay` (0 s), then it takes no new connections, answers the requests in
-    /// flight, frees the port. Blocks for that delay and at most `stop_timeout` (10 s), without any in flight for about
-    /// a millisecond. Dropping stops without the delay.
+    /// Stops the server: `/readyz` reports the stop for `drain_delay` (0 s), then the server accepts no client,
+    /// answers the requests in flight, and frees the port. Blocks for that delay and at most `stop_timeout` (10 s);
+    /// for about a millisecond if no request is in flight. Dropping the server stops it without the delay.
     pub fn stop(self) {
         self.announce_stop();
     }
 
-    /// Has `/readyz` say for `drain_delay` that the service stops.
+    /// Makes `/readyz` report for `drain_delay` that the service stops. Blocks for that time.
     pub(crate) fn announce_stop(&self) {
         self.app.announce_stop();
         thread::sleep(self.drain_delay);
@@ -182,21 +182,19 @@ impl Drop for Server {
     }
 }
 
-/// Answers the requests that need no worker.
+/// Returns the function by which the frontend answers `/livez` and `/readyz` without a worker. A worker answers a
+/// request with a body, because judging a large body may block.
 fn answer_at_once(app: Arc<App>) -> AnswerAtOnce {
     Box::new(move |request: &Request, id: &RequestId| {
-        if !app::is_answered_at_once(request.path()) {
+        if !request.body.is_empty() || !app::is_answered_at_once(request.path()) {
             return None;
         }
-        // No body changes the answer of such a path. Fields change the answer to a preflight.
-        let bare = Request::new(request.method, request.path(), "");
-        let bare = Request { fields: request.fields.clone(), ..bare };
-        let cors = app.access.cors(&bare);
-        let asked = app.find(&bare, &cors);
+        let cors = app.access.cors(request);
+        let asked = app.find_endpoint(request, &cors);
         let label = asked.label;
-        let Judged::Answer(answer) = app.judge(&bare, asked, &cors, Some(id)) else { return None };
-        // The time of the answer counts as zero: it takes some microseconds.
-        app.metrics.request(request.method, label, answer.status, Duration::ZERO);
+        let Judged::Answer(answer) = app.judge(request, asked, &cors, Some(id)) else { return None };
+        // Counts the answer with a time of zero: it takes some microseconds.
+        app.metrics.count_request(request.method, label, answer.status, Duration::ZERO);
         let (method, status) = (request.method.name(), answer.status);
         log::debug!(
             method = method, path = label, status = status, client:% = ClientName(request.peer), request_id:% = id;

@@ -1,32 +1,33 @@
-//! The system's limits of open descriptors and of threads. If one is too low, the server does not start, rather than
-//! fail requests under load.
+//! The limits that the system sets for open descriptors and threads. If a limit is too low, the server does not start,
+//! because it would fail requests under load.
 
 use crate::{config::Config, error::StartError, frontend::MAX_SURPLUS};
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 use parking_lot::Mutex;
 use std::{fs, io, thread};
 
-/// Descriptors of one session: its socket twice, and the three that its runtime waits with.
+/// The descriptors of one database session: its socket twice, and three that its runtime waits with.
 const SESSION_DESCRIPTORS: u64 = 5;
 
-/// Descriptors that are left to the rest of the process, which may open them after the start. A start succeeds with half of
-/// them, as the process opens some between two checks.
+/// The descriptors that are left to the rest of the process, which may open them after the start. A start succeeds
+/// with half of them, because the process opens some between two checks.
 const SPARE_DESCRIPTORS: u64 = 64;
 
-/// Threads beside the workers.
-const THREADS: usize = 16;
+/// The threads of the process beside its workers.
+const OTHER_THREADS: usize = 16;
 
 /// Raises the limit of descriptors to the number that a server of these settings needs. Returns the number of
-/// connections that it suffices for.
+/// connections that the descriptors suffice for.
 ///
 /// # Errors
-/// [`StartError::System`] if that is none, with the number that is needed, or if the process may not have enough threads.
+/// [`StartError::System`] if they suffice for no connection, with the number that is needed, or if the process may not
+/// have enough threads.
 pub fn check_system(config: &Config) -> Result<usize, StartError> {
-    let threads = can_start(config.workers + THREADS);
-    threads.and_then(|()| connections(config)).map_err(StartError::System)
+    let threads = can_start(config.workers + OTHER_THREADS);
+    threads.and_then(|()| possible_connections(config)).map_err(StartError::System)
 }
 
-fn connections(config: &Config) -> io::Result<usize> {
+fn possible_connections(config: &Config) -> io::Result<usize> {
     let wanted = config.limits.max_connections;
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     let open = fs::read_dir("/proc/self/fd").map_or(SPARE_DESCRIPTORS, |open| open.count() as u64);
@@ -37,7 +38,7 @@ fn connections(config: &Config) -> io::Result<usize> {
     if soft >= needed {
         return Ok(wanted);
     }
-    // Root may raise the hard limit as well; other users may only go up to it.
+    // Raises the hard limit, too, which root may do; other users may raise the soft limit up to it.
     let attempts = [(needed, hard.max(needed)), (hard.min(needed), hard)];
     let raised =
         attempts.into_iter().find(|&(soft, hard)| setrlimit(Resource::RLIMIT_NOFILE, soft, hard).is_ok());
@@ -53,19 +54,20 @@ fn connections(config: &Config) -> io::Result<usize> {
     Ok(possible.clamp(1, wanted))
 }
 
-/// Starts so many threads and ends them again. The error says which limit is too low.
+/// Starts so many threads and ends them again, because a library panics later if it can start none. The error says
+/// which limit is too low.
 fn can_start(count: usize) -> io::Result<()> {
     let gate = Mutex::new(());
     thread::scope(|scope| {
         let _shut = gate.lock();
         (0..count).try_for_each(|_| {
             let thread = thread::Builder::new().spawn_scoped(scope, || drop(gate.lock()));
-            thread.map(drop).map_err(ran_out)
+            thread.map(drop).map_err(explain_limit)
         })
     })
 }
 
-fn ran_out(error: io::Error) -> io::Error {
+fn explain_limit(error: io::Error) -> io::Error {
     let limit = getrlimit(Resource::RLIMIT_NPROC).ok().filter(|(soft, _)| *soft != RLIM_INFINITY);
     let limit = limit.map(|(soft, _)| format!(", now {soft}")).unwrap_or_default();
     io::Error::other(format!(

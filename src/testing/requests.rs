@@ -120,7 +120,7 @@ fn is_meant(named: &str, target: &str) -> bool {
 /// requests that never come. The frontend answers some by itself, which are not watched.
 fn check(method: Option<&str>, target: Option<&str>) -> Result<(), Refused> {
     let path = target.map(|target| target.split('?').next().unwrap_or_default());
-    let found = |method: &str, path| app::find(method.into(), path, true);
+    let found = |method: &str, path| app::find_endpoint(method.into(), path, true);
     let is_served = match (method, path) {
         (Some(method), Some(path)) => found(method, path).endpoint.is_ok(),
         (None, Some(path)) => found("GET", path).label != "other",

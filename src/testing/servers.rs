@@ -204,7 +204,7 @@ impl TestServer {
     fn create(&self, name: &str, email: &str, password: Option<&Secret>) -> Result<User, error::Error> {
         outside_of_runtimes(|| {
             let operations = self.app().operations();
-            let hash = operations.hash(password)?;
+            let hash = operations.hash_password(password)?;
             let user = NewUser { name: name.to_owned(), email: email::normalized(email), password: None };
             let create = Create { user, key: None, hash, peer: None };
             let created = create.store(operations, operations.deadline()).map_err(Failure::into_error)?;

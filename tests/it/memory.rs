@@ -134,7 +134,7 @@ fn pages_that_are_not_read_hold_up_no_others() {
         for stream in &mut stalled {
             stream.write_all(get("/users?perPage=1000").as_bytes()).expect("it reads");
         }
-        let line = "bytes of an answer before other requests needed the memory";
+        let line = "bytes of an answer (the memory for requests is used up)";
         eventually(LONGER, line, || process.stderr().contains(line));
         for (status, body) in exchange(address, &vec![get("/users?perPage=500&page=2"); 2]) {
             let page: serde_json::Value = serde_json::from_str(&body).expect("JSON");

@@ -1,8 +1,8 @@
 //! A connection of a client: its socket, and how far its request or its answer has come.
 //!
-//! Owns the states of a connection, and the way from bytes on its socket to a request for the workers; `writing` has
-//! the way of an answer. Knows nothing of other connections. The event loop and the workers both call in here, one at a
-//! time (the lock is the slot's): a worker to answer, the event loop for all else. Nothing here blocks.
+//! Owns the states of a connection, and turns bytes from its socket into a request for the workers; `writing` sends
+//! the answer. Knows nothing of other connections. A worker calls in here to answer, the event loop for all else, each
+//! with the lock of the slot held. Nothing here blocks.
 
 mod state;
 mod writing;
@@ -25,79 +25,81 @@ pub use writing::{Delivery, LINGER_TIME};
 
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
-/// Reads and writes of one connection in one iteration of the event loop, at most: then the next connection has its turn.
+/// The most steps (reads, writes, changes of state) of one connection in one iteration of the event loop, before the
+/// next connection has its turn.
 const MAX_STEPS: usize = 8;
 
-/// Bytes that a request, a buffer or an answer may have without being counted. Most have no more.
+/// The most bytes that a request, a buffer or an answer may have without being counted in the memory budget. Most have
+/// fewer.
 const MAX_UNCOUNTED: usize = 1 << 10;
 
 /// Returns how many bytes of a buffer of this size are counted in the memory budget.
-fn counted(bytes: usize) -> usize {
+fn counted_bytes(bytes: usize) -> usize {
     if bytes > MAX_UNCOUNTED { bytes } else { 0 }
 }
 
-/// The state of the event loop that connections use, one at a time.
+/// The parts of the event loop that a connection uses while it is called.
 pub struct Context {
-    /// The time, read once an iteration.
+    /// The time at which this iteration of the event loop began.
     pub now: Instant,
     pub limits: Arc<Limits>,
     /// Warnings about clients that are answered 503.
     pub warnings: Arc<Warnings>,
-    /// The readiness of sockets.
+    /// The kernel's queue of readiness events.
     pub poll: Poll,
-    /// Bytes that were read go here first, so that a connection needs a buffer only for what is incomplete.
+    /// The buffer that every connection reads into: only a connection with an incomplete request needs a buffer of its
+    /// own.
     pub scratch: Box<[u8]>,
     pub resources: Resources,
-    /// The deadline of a stop, once one has begun: idle connections are closed.
+    /// The deadline of a stop; `None` until a stop begins. During a stop, idle connections are closed.
     pub stop_at: Option<Instant>,
 }
 
-/// Permit of one open connection. The event loop counts its clones to know how many connections are open.
+/// The permit of one open connection: the event loop counts the clones of one `Arc` to know how many connections are
+/// open.
 pub type Admission = Arc<()>;
 
-/// The next step of the event loop with a connection that it has called.
+/// The action that the event loop carries out for a connection after it has called the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// Wait for an event or a worker.
+    /// Wait until the socket has an event or a worker answers.
     Wait,
-    /// Write a ticket for its request, unless one names its slot already, and wait for a worker.
+    /// Write a ticket for the request of the connection, unless a ticket names the slot already.
     Ticket,
-    /// Bring the memory below its limit, at the cost of this connection if no other one may be closed, and call it again.
+    /// Free memory, by closing this connection if no other one may be closed, and call the connection again.
     MakeMemory,
-    /// Call it again in the next iteration.
+    /// Call the connection again in the next iteration.
     Requeue,
-    /// Close it.
+    /// Close the connection.
     Close,
 }
 
 /// A connection of a client, from accept to close.
 pub struct Connection {
     stream: Socket,
-    /// Peer of the connection.
     peer: Peer,
-    /// The client that its bytes count for: the peer, or the one that a trusted proxy names in the head of a request,
-    /// until that is answered.
+    /// The client that the memory of the connection counts for: the peer, or the client that a trusted proxy names in
+    /// a head, until that request is answered.
     pub holder: Peer,
-    /// The number of the request, by which a late answer is recognized.
+    /// The number of the request, by which an answer that comes too late is recognized.
     generation: u64,
-    /// The socket may hold bytes, or an end, that were not read.
+    /// True if the socket may hold bytes, or an end of sending, that were not read.
     pub readable: bool,
-    /// The client's end of sending was seen; a short read is not the last one then.
+    /// True if the client has ended sending. The socket is then read until it says so, even after a short read.
     ended: bool,
-    /// The client has reset the connection: it cannot take an answer.
+    /// True if the client has reset the connection, so that it takes no answer.
     reset: bool,
-    /// The socket is registered for writability, too.
+    /// True if the socket is registered for writability, too.
     awaits_writable: bool,
-    /// The connection's permit; `None` for a connection beyond the capacity, which only gets a refusal.
+    /// The permit of the connection; `None` for a surplus connection, which only gets a 503.
     pub admission: Option<Admission>,
-    /// The memory of its buffer, of its request until a worker claims that, or of its answer.
+    /// The reservation of memory: of the buffer and the request until a worker claims the request, then of the answer.
     pub held: Reservation,
     state: State,
 }
 
 impl Connection {
-    /// Creates the connection of a socket that was just accepted. The generations of its requests begin with
-    /// `generation`.
+    /// Creates the connection of a socket that was just accepted. Its requests are numbered from `generation` on.
     pub fn new(
         stream: Socket,
         peer: Peer,
@@ -120,13 +122,14 @@ impl Connection {
         }
     }
 
-    /// Hands the complete request over to a worker, once, with the memory that is counted for it.
+    /// Hands the complete request over to a worker, with the memory that is counted for it. `None` if there is no
+    /// request, or a worker has claimed it.
     pub fn claim(&mut self, index: u32, limits: &Limits, budget: &Budget) -> Option<Claimed> {
         let State::Working { since, stage, id, echo, input, .. } = &mut self.state else { return None };
         let unclaimed = matches!(stage, Stage::Unclaimed(_)).then_some(stage)?;
         let Stage::Unclaimed(request) = mem::replace(unclaimed, Stage::Claimed) else { return None };
-        let bytes = counted(request.memory());
-        self.held.set(counted(input.len()));
+        let bytes = counted_bytes(request.memory());
+        self.held.set(counted_bytes(input.len()));
         Some(Claimed {
             slot: Slot { index, generation: self.generation },
             request,
@@ -137,8 +140,8 @@ impl Connection {
         })
     }
 
-    /// Records what an event says of the socket: readable, ended or reset.
-    pub fn note(&mut self, event: &Event) {
+    /// Records that the socket has become readable, has ended or was reset.
+    pub fn note_event(&mut self, event: &Event) {
         let ended = event.is_read_closed() || event.is_error();
         self.readable |= event.is_readable() || ended;
         self.ended |= ended;
@@ -149,26 +152,28 @@ impl Connection {
     pub fn advance(&mut self, index: u32, context: &mut Context) -> Action {
         for _ in 0..MAX_STEPS {
             let action = match &self.state {
-                // A command whose client has reset the connection is not executed. (A client that has only ended
-                // sending still reads.)
+                // Closes the connection, so that the command of a client that has reset it is not executed. (A client
+                // that has only ended sending still reads its answer.)
                 State::Working { .. } if self.reset => Some(Action::Close),
-                State::Working { stage, .. } => Some(stage.action()),
+                State::Working { stage: Stage::Unclaimed(_), .. } => Some(Action::Ticket),
+                State::Working { .. } => Some(Action::Wait),
                 State::Arriving { awaits_continue: true, .. } => self.ask_for_body(),
                 State::Idle { .. } | State::Arriving { .. } => {
                     let held = self.held.bytes();
                     let action = self.read(context);
-                    let is_short = self.held.bytes() > held && context.resources.budget.is_exceeded();
+                    let budget = &context.resources.budget;
+                    let is_short = self.held.bytes() > held && budget.held() > budget.limit;
                     action.or(is_short.then_some(Action::MakeMemory))
                 }
-                State::Writing { .. } => self.write(index, context),
-                // Reads a socket that may have unread bytes before it is closed: unread bytes would reset the
-                // connection.
+                State::Writing { .. } => self.write_answer(index, context),
+                // Goes on reading before the socket is closed: closing it with unread bytes would reset the connection
+                // before the client has read the answer.
                 State::Closing if self.readable && self.stream.shutdown(Shutdown::Write).is_ok() => {
                     self.state = State::Lingering { until: context.now + LINGER_TIME };
                     None
                 }
                 State::Closing => Some(Action::Close),
-                State::Lingering { .. } => self.discard(context),
+                State::Lingering { .. } => self.discard_input(context),
             };
             if let Some(action) = action {
                 return action;
@@ -177,7 +182,7 @@ impl Connection {
         Action::Requeue
     }
 
-    /// Ends a request, an answer or the connection: because connections or memory run out, if there is a reason `why`,
+    /// Ends a request, an answer or the connection: if there is a reason `why`, because connections or memory run out,
     /// else because its deadline has passed. Does nothing if a worker has begun to execute the request, or if the
     /// deadline has moved.
     pub fn end(&mut self, why: Option<BusyReason>, index: u32, context: &mut Context) -> Action {
@@ -201,7 +206,7 @@ impl Connection {
         self.advance(index, context)
     }
 
-    /// Answers 503, because connections or memory run out or the server stops, and closes the connection.
+    /// Answers 503, because connections or memory run out or the server stops, and then closes the connection.
     pub fn turn_away(&mut self, why: BusyReason, index: u32, context: &mut Context) -> Action {
         self.admission = None;
         self.refuse(&Error::Busy(why), context);
@@ -215,7 +220,7 @@ impl Connection {
         }
     }
 
-    /// Looks for a request once more, and closes the connection if there is none.
+    /// Closes the connection unless a request has arrived by now.
     fn close_if_idle(&mut self, index: u32, context: &mut Context) -> Action {
         self.readable = true;
         match self.advance(index, context) {
@@ -224,7 +229,7 @@ impl Connection {
         }
     }
 
-    /// Parses the bytes that were read behind the last request, or else reads from the socket.
+    /// Parses bytes that were read together with the last request. If there are none, reads from the socket.
     fn read(&mut self, context: &mut Context) -> Option<Action> {
         if matches!(&self.state, State::Idle { input, .. } if !input.is_empty()) {
             self.parse(&[], context);
@@ -247,8 +252,9 @@ impl Connection {
         action
     }
 
-    /// Reads once. With edge triggering the socket has to be read until it is known to be empty; a short read says so
-    /// as well as a failing one, unless the end has already been announced.
+    /// Reads once, and records whether the socket may have more. The event loop is told only of new bytes (edge
+    /// triggering), so a socket is read until it is empty: until a read fails, or is short before the client has ended
+    /// sending.
     fn receive(&mut self, scratch: &mut [u8]) -> io::Result<usize> {
         loop {
             let result = self.stream.read(scratch);
@@ -261,8 +267,8 @@ impl Connection {
         }
     }
 
-    /// Parses the bytes that were read before and the `fresh` ones behind them, and enters the state that follows. A head or
-    /// a body that goes on arriving keeps its deadline.
+    /// Parses the bytes that were kept, with the `fresh` bytes behind them, and enters the state that follows. A head
+    /// or a body that goes on arriving keeps its deadline.
     fn parse(&mut self, fresh: &[u8], context: &mut Context) {
         let (now, limits) = (context.now, &context.limits);
         let (mut framing, mut input, mut began) = match mem::replace(&mut self.state, State::Closing) {
@@ -271,7 +277,7 @@ impl Connection {
             other => return self.state = other,
         };
         let (was_in_body, mut used) = (framing.is_in_body(), 0);
-        // A request that arrives in one piece needs no buffer.
+        // Copies no bytes of a request that arrives in one piece.
         let bytes = if input.is_empty() {
             fresh
         } else {
@@ -287,8 +293,8 @@ impl Connection {
             began = None;
             self.holder = self.peer.speaking_for(framing.client());
         }
-        // All of a body is counted before it arrives.
-        self.held.set(counted(input.len()) + framing.max_bytes(limits).map_or(0, counted));
+        // Counts all bytes of a body before they arrive.
+        self.held.set(counted_bytes(input.len()) + framing.max_bytes(limits).map_or(0, counted_bytes));
         let awaits_continue = matches!(step, Ok(Parsed::Continue));
         self.state = State::Arriving { since: began.unwrap_or(now), framing, input, awaits_continue };
         if let Err(error) = step {
@@ -296,8 +302,8 @@ impl Connection {
         }
     }
 
-    /// Sends 100 (Continue). If the socket does not take so few bytes, the client has not read earlier answers; it gets no
-    /// more.
+    /// Sends 100 (Continue). Closes the connection if the socket does not take so few bytes, because the client then
+    /// has not read earlier answers.
     fn ask_for_body(&mut self) -> Option<Action> {
         if let State::Arriving { awaits_continue, .. } = &mut self.state {
             *awaits_continue = false;
@@ -306,7 +312,7 @@ impl Connection {
         (sent != Some(CONTINUE.len())).then_some(Action::Close)
     }
 
-    /// Answers a complete request, if it has an answer already, or keeps it until a worker claims it.
+    /// Answers a complete request if it needs no worker, else keeps it until a worker claims it.
     fn handle_arrived(
         &mut self,
         arrived: Arrived,
@@ -315,14 +321,14 @@ impl Connection {
         context: &mut Context,
     ) {
         let Arrived { mut request, mut persistence } = arrived;
-        let (more, budget) = (counted(input.len()), &context.resources.budget);
-        if more > 0 && budget.held() + more > budget.limit() {
-            // Drops the requests behind this one if they exceed the memory budget. The client learns by the end
-            // of the connection that they got no answer.
+        let (more, budget) = (counted_bytes(input.len()), &context.resources.budget);
+        if more > 0 && budget.held() + more > budget.limit {
+            // Drops the bytes behind this request if they exceed the memory budget. The end of the connection tells
+            // the client that its further requests got no answer.
             persistence = Persistence::Close;
             input = Vec::new();
         }
-        self.held.set(counted(input.len()) + counted(request.memory()));
+        self.held.set(counted_bytes(input.len()) + counted_bytes(request.memory()));
         self.holder = self.peer.speaking_for(request.peer);
         request.peer = self.holder.address;
         let id = echo.id.take().unwrap_or_else(RequestId::new);
@@ -330,7 +336,7 @@ impl Connection {
         let (since, stage) = (context.now, Stage::Unclaimed(request));
         self.state = State::Working { since, stage, persistence, id, echo, input };
         if let Some(answer) = answer {
-            // The returned value is ignored, because the caller advances this connection in any case.
+            // Ignores the returned values: the caller advances this connection in any case.
             self.send_answer(answer, None, context.stop_at.is_some());
         }
     }

@@ -1,6 +1,6 @@
-//! The states of a connection, their deadlines, and whether a connection in them may be closed for another one. Pure.
+//! The states of a connection, their deadlines, and whether a connection may be closed for another one. Pure.
 
-use super::{Action, Connection, writing::Unsent};
+use super::{Connection, writing::Unsent};
 use crate::config::Limits;
 use crate::frontend::{
     http1::{framing::Framing, head::Echo},
@@ -9,14 +9,15 @@ use crate::frontend::{
 use crate::http::{Persistence, Request, RequestId};
 use std::time::{Duration, Instant};
 
-/// The states of a connection. `since` is the time at which the state began: deadlines count from there, and no byte
-/// moves them. `input` has the bytes that were read and are not used yet.
+/// The states of a connection. `since` is the time at which the state began: its deadline counts from there, whatever
+/// bytes arrive. `input` has bytes that were read and not parsed yet.
 pub(super) enum State {
-    /// Between requests; the beginning of the next one may have been read with the last.
+    /// The connection is between requests; the beginning of the next one may have been read with the last one.
     Idle { since: Instant, input: Vec<u8> },
-    /// A head or a body is arriving. The client may wait for a 100 (Continue) before it sends the body.
+    /// A head or a body is arriving. If `awaits_continue`, the client waits for 100 (Continue) before it sends the
+    /// body.
     Arriving { since: Instant, framing: Framing, input: Vec<u8>, awaits_continue: bool },
-    /// The request is complete, and waits for a worker or is with one.
+    /// The request is complete: it waits for a worker, or a worker has it.
     Working {
         since: Instant,
         stage: Stage,
@@ -27,13 +28,13 @@ pub(super) enum State {
     },
     /// The socket did not take all of an answer.
     Writing { since: Instant, answer: Unsent },
-    /// The last answer is sent, and the event loop is to close the connection.
+    /// The last answer is sent: the event loop is to close the connection.
     Closing,
-    /// The socket is shut down for writing. Bytes that arrive until the time `until` are discarded.
+    /// The socket is shut down for writing, and bytes that arrive before the time `until` are discarded.
     Lingering { until: Instant },
 }
 
-/// Labels of the states of connections in figures.
+/// The label of each state in figures, as `userd_http_connections` has it.
 pub const STATE_LABELS: [&str; 5] = ["idle", "reading", "working", "writing", "closing"];
 
 /// How far a complete request has come.
@@ -46,16 +47,9 @@ pub(super) enum Stage {
     Begun,
 }
 
-impl Stage {
-    /// Returns what the event loop does next for a request at this stage.
-    pub fn action(&self) -> Action {
-        if matches!(self, Stage::Unclaimed(_)) { Action::Ticket } else { Action::Wait }
-    }
-}
-
 impl Connection {
-    /// Returns the index of the state's label in [`STATE_LABELS`].
-    pub fn doing(&self) -> usize {
+    /// Returns the position of this state's label in [`STATE_LABELS`].
+    pub fn label_index(&self) -> usize {
         match &self.state {
             State::Idle { .. } => 0,
             State::Arriving { .. } => 1,
@@ -70,13 +64,8 @@ impl Connection {
         matches!(self.state, State::Arriving { .. } | State::Working { .. })
     }
 
-    /// Returns whether the request waits for the answer of a worker.
-    pub fn is_working(&self) -> bool {
-        matches!(self.state, State::Working { .. })
-    }
-
-    /// Returns whether a request is arriving, or waits for a worker to claim it. A claimed one is executed, so its
-    /// client is not told otherwise.
+    /// Returns true if a request is arriving, or waits for a worker. Once a worker has claimed a request, it is
+    /// executed, so its client is not told that it is refused.
     pub fn is_unclaimed(&self) -> bool {
         match &self.state {
             State::Working { stage, .. } => matches!(stage, Stage::Unclaimed(_)),
@@ -85,12 +74,12 @@ impl Connection {
     }
 
     /// Returns whether the request of this generation still waits for its answer.
-    pub fn awaits(&self, generation: u64) -> bool {
-        self.generation == generation && self.is_working()
+    pub fn awaits_answer(&self, generation: u64) -> bool {
+        self.generation == generation && matches!(self.state, State::Working { .. })
     }
 
-    /// Returns why a connection in this state may be closed for another connection, and since when; `None` if it
-    /// may not.
+    /// Returns the reason for which this connection may be closed for another one, and the time since which the reason
+    /// holds; `None` if it may not be closed.
     pub fn expendable(&self) -> Option<(Expendable, Instant)> {
         if self.admission.is_none() || self.holder.trusted {
             return None;
@@ -113,7 +102,7 @@ impl Connection {
             State::Working { since, .. } => (since, limits.request_timeout),
             State::Writing { since, .. } => (since, limits.write_timeout),
             State::Lingering { until } => (until, Duration::ZERO),
-            // A closing connection has no deadline: the event loop was told to close it.
+            // A closing connection needs no deadline: the event loop is about to close it.
             State::Closing => return None,
         };
         Some(*since + time)

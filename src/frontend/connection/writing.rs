@@ -1,6 +1,6 @@
-//! From an answer or a refusal to bytes on the socket of a connection, and the end of a connection.
+//! Sends answers and refusals over the socket of a connection, and ends the connection.
 
-use super::{Action, Connection, Context, State, counted};
+use super::{Action, Connection, Context, State, counted_bytes};
 use crate::error::{BusyReason, Error};
 use crate::frontend::http1::head::Echo;
 use crate::frontend::peers::{ClientName, Peer};
@@ -11,20 +11,21 @@ use std::io::{self, ErrorKind};
 use std::time::{Duration, Instant};
 use std::{fmt, mem, os::fd::AsRawFd};
 
-/// Time for which a refused client is read from, so that it gets the answer: closing a socket with unread bytes in it
-/// resets the connection, and the reset overtakes the answer.
+/// How long a refused client is read from before the connection is closed. Closing a socket with unread bytes resets
+/// the connection, and the reset overtakes the answer.
 pub const LINGER_TIME: Duration = Duration::from_secs(1);
 
-/// The part of an answer that the client's socket took.
+/// The bytes of an answer that the client's socket took at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Delivery {
-    /// Bytes that the socket took at once. The frontend sends the rest, and logs it if the client does not take it.
+    /// The bytes that the socket took. The event loop sends the remaining ones, and logs a line if the client does not
+    /// take them.
     pub taken: usize,
-    /// Bytes of the whole answer.
+    /// The bytes of the whole answer.
     pub length: usize,
 }
 
-/// `2048B`, or `1024B of 2048B so far`.
+/// Writes `2048B`, or `1024B of 2048B so far`.
 impl fmt::Display for Delivery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Delivery { taken, length } = self;
@@ -32,14 +33,14 @@ impl fmt::Display for Delivery {
     }
 }
 
-/// An answer that the socket did not take at once.
+/// An answer of which the socket has not taken all bytes.
 pub(super) struct Unsent {
     bytes: Vec<u8>,
     sent: usize,
     id: RequestId,
-    /// When the socket last took bytes of the answer.
+    /// The time at which the socket last took bytes of the answer.
     pub moved: Instant,
-    /// Bytes that were read beyond the request, if the connection stays open.
+    /// The bytes that were read behind the request; `None` if the connection is closed after the answer.
     keep: Option<Vec<u8>>,
 }
 
@@ -48,23 +49,18 @@ impl Unsent {
         self.sent == self.bytes.len()
     }
 
-    /// Logs that the client did not get all of it: by its deadline, or before other clients needed its memory or its
-    /// connection.
+    /// Logs that the client did not take all of the answer before its deadline, or before connections or memory ran
+    /// out (`why`).
     pub fn log_cut_off(&self, peer: Peer, why: Option<BusyReason>) {
-        let when = match why {
-            None => "within WRITE_TIMEOUT",
-            Some(BusyReason::NoMemory) => "before other requests needed the memory",
-            Some(_) => "before other clients needed the connection",
-        };
-        let (sent, length) = (self.sent, self.bytes.len());
-        let peer = ClientName(peer.address);
-        let line = format_args!("cut off: {peer} took {sent} of the {length} bytes of an answer {when}");
+        let why = why.map_or("after WRITE_TIMEOUT", BusyReason::text);
+        let (client, sent, length) = (ClientName(peer.address), self.sent, self.bytes.len());
+        let line = format_args!("cut off: {client} took {sent} of the {length} bytes of an answer ({why})");
         log_line(log::Level::Info, Some(&self.id), line);
     }
 }
 
 impl Connection {
-    /// Answers with a refusal, after which the connection ends.
+    /// Answers with a refusal, and then ends the connection.
     pub fn refuse(&mut self, error: &Error, context: &mut Context) {
         let Echo { id, cors, head_only, client } = match mem::replace(&mut self.state, State::Closing) {
             State::Arriving { framing, .. } => framing.echo,
@@ -77,26 +73,26 @@ impl Connection {
         match error {
             Error::Busy(why) => {
                 context.warnings.refused(*why, client, &id);
-                context.resources.metrics.refused(*why);
+                context.resources.metrics.count_busy(*why);
             }
             error => log::info!(
                 status = response.status, client:% = ClientName(client), request_id:% = id;
                 "refused: {error}"
             ),
         }
-        context.resources.metrics.refusal(response.status);
+        context.resources.metrics.count_refusal(response.status);
         self.generation += 1;
         self.held.set(0);
         let bytes = response.into_bytes(Persistence::Close, head_only, &id);
         let answer = Unsent { bytes, sent: 0, id, moved: context.now, keep: None };
         self.state = State::Writing { since: context.now, answer };
-        // The socket is read again: more bytes of the request may come.
+        // Reads the socket again, because more bytes of the refused request may come.
         self.readable = true;
     }
 
-    /// Sends a worker's answer, as much of it as the socket takes, and keeps the rest; of an answer that is to be cut
-    /// short, so many bytes before the connection closes. Returns how much was taken, and whether the event loop has to
-    /// advance this connection now. Only to be called when a request is in work.
+    /// Sends a worker's answer, as much of it as the socket takes, and keeps the remaining bytes. `cut` limits the
+    /// bytes of an answer that is to be cut short. Returns the number of bytes that were taken, and whether the event
+    /// loop has to advance this connection now. Call it only for a request in work.
     pub fn send_answer(
         &mut self,
         mut response: Response,
@@ -107,7 +103,7 @@ impl Connection {
         let State::Working { persistence, id, echo, input, .. } = state else {
             unreachable!("the caller has made sure that a request is in work");
         };
-        // A later answer to this request finds another generation, and is dropped.
+        // Changes the generation, so that a later answer to this request is dropped.
         self.generation += 1;
         echo.cors.add_to(&mut response);
         let persistence = if stopping { Persistence::Close } else { persistence };
@@ -120,10 +116,10 @@ impl Connection {
         let result = self.write_bytes(&mut answer, now);
         let taken = answer.sent;
         match result {
-            Ok(()) if answer.is_sent() => self.sent(answer, now),
+            Ok(()) if answer.is_sent() => self.finish_answer(answer, now),
             Ok(()) => {
                 let input = answer.keep.as_ref().map_or(0, Vec::len);
-                self.held.set(counted(answer.bytes.capacity()) + counted(input));
+                self.held.set(counted_bytes(answer.bytes.capacity()) + counted_bytes(input));
                 self.state = State::Writing { since: now, answer };
             }
             Err(_) => self.give_up(),
@@ -132,7 +128,8 @@ impl Connection {
         (Delivery { taken, length }, stopping || self.readable || !idle)
     }
 
-    pub(super) fn write(&mut self, index: u32, context: &mut Context) -> Option<Action> {
+    /// Sends more of an answer. Returns `None` once all of it is sent.
+    pub(super) fn write_answer(&mut self, index: u32, context: &mut Context) -> Option<Action> {
         let State::Writing { since, mut answer } = mem::replace(&mut self.state, State::Closing) else {
             return None;
         };
@@ -141,28 +138,28 @@ impl Connection {
         }
         let done = answer.is_sent();
         if self.awaits_writable == done {
-            // One write is nearly always enough, so writability is asked for only if it was not: a Unix socket would
-            // report it after every answer.
+            // Asks for writability only after a write that was not enough, which is rare: a Unix socket would report
+            // it after every answer.
             self.awaits_writable = !done;
             let interest = interest(!done);
             let (fd, token) = (self.stream.as_raw_fd(), Token(index as usize));
             if context.poll.registry().reregister(&mut SourceFd(&fd), token, interest).is_err() {
                 return Some(Action::Close);
             }
-            // Registering anew reports a socket that is writable already, so no event is missed.
+            // No event is missed, because registering anew reports a socket that is writable already.
         }
         if !done {
             self.state = State::Writing { since, answer };
             return Some(Action::Wait);
         }
-        self.sent(answer, context.now);
+        self.finish_answer(answer, context.now);
         None
     }
 
     /// Sends until the socket takes no more.
     fn write_bytes(&mut self, answer: &mut Unsent, now: Instant) -> io::Result<()> {
         while !answer.is_sent() {
-            // `MSG_NOSIGNAL`: writing to a client that is gone is an error, and no signal.
+            // MSG_NOSIGNAL makes writing to a client that is gone an error, without a signal.
             match self.stream.send_with_flags(&answer.bytes[answer.sent..], MSG_NOSIGNAL) {
                 Ok(count) => (answer.sent, answer.moved) = (answer.sent + count, now),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
@@ -174,8 +171,8 @@ impl Connection {
     }
 
     /// Enters the state that follows a sent answer.
-    fn sent(&mut self, answer: Unsent, now: Instant) {
-        self.held.set(counted(answer.keep.as_ref().map_or(0, Vec::len)));
+    fn finish_answer(&mut self, answer: Unsent, now: Instant) {
+        self.held.set(counted_bytes(answer.keep.as_ref().map_or(0, Vec::len)));
         self.holder = self.peer;
         self.state = match answer.keep {
             Some(input) => State::Idle { since: now, input },
@@ -183,13 +180,15 @@ impl Connection {
         };
     }
 
-    /// Marks the connection for closing, without another read or write: a write has failed, so the client is gone.
+    /// Marks the connection to be closed without another read or write, because a write has failed: the client is
+    /// gone.
     fn give_up(&mut self) {
         self.state = State::Closing;
         self.readable = false;
     }
 
-    pub(super) fn discard(&mut self, context: &mut Context) -> Option<Action> {
+    /// Reads and discards bytes of a client that was refused. Returns `None` while there may be more.
+    pub(super) fn discard_input(&mut self, context: &mut Context) -> Option<Action> {
         if !self.readable {
             return Some(Action::Wait);
         }
@@ -201,7 +200,7 @@ impl Connection {
     }
 }
 
-/// Returns the events that are asked for of a socket that may have bytes to read.
+/// Returns the events that a socket is registered for.
 pub fn interest(awaits_writable: bool) -> Interest {
     if awaits_writable { Interest::READABLE | Interest::WRITABLE } else { Interest::READABLE }
 }

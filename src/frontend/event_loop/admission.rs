@@ -1,10 +1,11 @@
-//! Which clients are let in, and which connections are closed for them or for memory.
+//! Admits clients, and closes connections if connections or memory run out.
 //!
-//! Connections, or bytes, that run out are taken from the client that holds the most. Behind a trusted proxy that is
-//! the one that the head of its request names; a connection of the proxy between requests is left alone. A client that
-//! is turned away gets a 503 and is read from for a while: closing a socket with unread bytes would reset the
-//! connection before the client has seen the answer. Such connections are `surplus` and do not count towards the
-//! maximum; if no slot is free, the oldest of them is closed.
+//! The client that holds the most connections, or bytes, loses one first. Behind a trusted proxy, the head of a
+//! request names the client; a connection of the proxy between requests is never closed.
+//!
+//! A client that is turned away gets a 503, and the event loop goes on reading from it for a while: closing a socket
+//! with unread bytes resets the connection before the client has read the answer. Such *surplus* connections do not
+//! count towards `max_connections`. If no slot is free, the oldest surplus connection is closed.
 
 use super::{EventLoop, SWEEP_PAUSE};
 use crate::frontend::{
@@ -18,16 +19,17 @@ use std::io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted, WouldB
 use std::time::{Duration, Instant};
 use std::{cmp::Reverse, collections::HashMap, net::IpAddr, os::fd::AsRawFd, sync::atomic::Ordering};
 
-/// Connections accepted in one iteration; reading goes on in between.
+/// The most clients that are accepted before connections are read from again.
 const MAX_ACCEPTS: usize = 64;
 /// The pause of accepting if the system has no descriptor or memory left for a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Time without a byte after which an answer or an incomplete request may be given up for memory. Clients far away take
-/// up to half a second to acknowledge what they have received, and a client may pause.
+/// How long a client may move no byte before its answer or its incomplete request may be given up for memory. Distant
+/// clients need up to half a second to acknowledge bytes, and a client may pause.
 const STALLED_CLIENT: Duration = Duration::from_secs(1);
 /// The part of the budget that is freed when a worker waits for memory: `1 / FREED_PART`.
 const FREED_PART: usize = 8;
-/// How many connections are tried until one closes: a worker may answer a picked one at that moment.
+/// The most connections that are picked to be closed before the loop gives up. A picked one stays open if a worker
+/// answers it at that moment.
 const MAX_TRIES: usize = 8;
 
 impl EventLoop {
@@ -51,8 +53,8 @@ impl EventLoop {
                 }
                 // Goes on accepting, because the error concerns one client only.
                 Err(error) if matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted) => {}
-                // The process has no descriptor or no memory left, most likely: closes a connection, or else pauses
-                // accepting.
+                // Most likely the process has no descriptor or memory left. Closes a connection; pauses accepting if
+                // none may be closed.
                 Err(error) => {
                     let detail = format_args!(": {error}");
                     self.context.warnings.warn("no connection can be accepted", detail, None);
@@ -65,7 +67,7 @@ impl EventLoop {
         }
     }
 
-    /// Gives a client a slot, if only to tell it that there is no capacity.
+    /// Gives a new client a slot. If all connections are taken and none may be closed for the client, answers 503.
     fn admit(&mut self, stream: Socket, address: Option<IpAddr>) {
         let (now, limits) = (self.context.now, &self.context.limits);
         let peer = Peer::new(address, &limits.trusted_proxies);
@@ -111,28 +113,29 @@ impl EventLoop {
         false
     }
 
-    /// Picks the connection that is closed next: of the client that holds the most connections, or bytes.
+    /// Returns the connection to be closed next: one of the client that holds the most connections, or the most bytes
+    /// if memory runs out.
     ///
-    /// Idle ones come first, then incomplete requests, then answers that do not move, then requests that no worker has
-    /// begun to execute, the oldest first. Without a newcomer, picks only connections that are idle, or whose memory
-    /// has not moved for a while.
+    /// Idle connections of this client come first, then incomplete requests, then answers that the client does not
+    /// take, then requests that no worker has begun to execute; the oldest first. Without a `newcomer` to be admitted,
+    /// only connections that are idle, or whose client has stalled, may be closed.
     fn pick(&self, why: BusyReason, newcomer: Option<Peer>) -> Option<u32> {
         let mut held: HashMap<PeerKey, usize> = HashMap::new();
-        let found = self.slots.each(|index, connection| {
+        let expendable = self.slots.each(|index, connection| {
             let key = connection.holder.key()?;
-            let holds = if why == BusyReason::NoMemory { connection.held.bytes() } else { 1 };
+            let units = if why == BusyReason::NoMemory { connection.held.bytes() } else { 1 };
             if connection.admission.is_some() {
-                *held.entry(key).or_default() += holds;
+                *held.entry(key).or_default() += units;
             }
             let (state, since) = connection.expendable()?;
-            (holds > 0).then_some((key, state, since, index))
+            (units > 0).then_some((key, state, since, index))
         });
-        let of = |key| held.get(&key).copied().unwrap_or_default();
+        let held_by = |key| held.get(&key).copied().unwrap_or_default();
         // A newcomer that is a trusted proxy counts as a client that holds nothing: the client behind it is not
         // known yet.
-        let newcomer = newcomer.map(|peer| peer.key().map_or(0, of));
-        let may_go = |&(key, state, since, _): &(PeerKey, Expendable, Instant, u32)| {
-            let displaced = newcomer.is_some_and(|newcomer| may_displace(newcomer, of(key), state));
+        let newcomer = newcomer.map(|peer| peer.key().map_or(0, held_by));
+        let may_close = |&(key, state, since, _): &(PeerKey, Expendable, Instant, u32)| {
+            let displaced = newcomer.is_some_and(|newcomer| may_displace(newcomer, held_by(key), state));
             let stalled = self.context.now >= since + STALLED_CLIENT;
             match (why, state) {
                 (BusyReason::NoMemory, Expendable::Stalled) => stalled,
@@ -142,16 +145,16 @@ impl EventLoop {
                 _ => displaced,
             }
         };
-        let candidates = found.into_iter().filter(may_go);
+        let candidates = expendable.into_iter().filter(may_close);
         candidates
-            .min_by_key(|(key, state, since, _)| (Reverse(of(*key)), *state, *since))
-            .map(|found| found.3)
+            .min_by_key(|(key, state, since, _)| (Reverse(held_by(*key)), *state, *since))
+            .map(|(.., index)| index)
     }
 
-    /// Brings the budget back below its limit after a connection has grown: closes other connections, or else the
-    /// grown one. A request that a worker has claimed by now keeps its memory.
+    /// Brings the held memory below its limit after a connection has grown. Closes other connections; turns the grown
+    /// one away if none may be closed. A request that a worker has claimed by now keeps its memory.
     pub(super) fn make_memory(&mut self, index: u32, holder: Peer) {
-        while self.context.resources.budget.is_exceeded() {
+        while self.slots.budget.held() > self.slots.budget.limit {
             if !self.make_way(BusyReason::NoMemory, Some(holder)) {
                 return self.call(index, |connection, context| {
                     if !connection.is_unclaimed() {
@@ -166,12 +169,12 @@ impl EventLoop {
     /// Frees a part of the budget for a worker that waits for memory, as far as there are connections that may be
     /// closed.
     pub(super) fn free_memory(&mut self) {
-        let budget = self.context.resources.budget.clone();
-        let enough = budget.held().saturating_sub(budget.limit() / FREED_PART);
+        let budget = self.slots.budget.clone();
+        let enough = budget.held().saturating_sub(budget.limit / FREED_PART);
         while budget.held() > enough && self.make_way(BusyReason::NoMemory, None) {}
     }
 
-    /// Closes the connection that has been surplus for longest, if there is one.
+    /// Closes the oldest surplus connection, which only gets a 503. Returns false if there is none.
     fn close_oldest_surplus(&mut self) -> bool {
         let surplus = self.slots.each(|index, connection| {
             connection.admission.is_none().then(|| (connection.deadline(&self.context.limits), index))
@@ -218,7 +221,7 @@ mod tests {
             client.write_all(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10000\r\n\r\n").unwrap();
             client.write_all(&body).unwrap();
             let deadline = Instant::now() + Duration::from_secs(20);
-            while !frontend.slots.lock(0).unwrap().connection.as_ref().unwrap().is_working() {
+            while frontend.slots.lock(0).unwrap().connection.as_ref().unwrap().label_index() != 2 {
                 assert!(Instant::now() < deadline);
                 frontend.call(0, |connection, context| {
                     connection.readable = true;

@@ -1,7 +1,8 @@
-//! The readiness loop: which connection is called when, and whose time is up.
+//! The readiness loop of the frontend's thread. It calls a connection when its socket is ready, when a worker has
+//! answered its request, and when its deadline has passed.
 //!
-//! Owns the set of connections and the stream to tiny_http. What is done with one connection's bytes is in
-//! [`super::connection`]; nothing here looks at them.
+//! Owns the connections and the stream to tiny_http. [`super::connection`] reads and parses the bytes of a client; the
+//! loop looks at none.
 
 mod admission;
 
@@ -23,15 +24,15 @@ const LISTENER: Token = Token(usize::MAX);
 const WAKER: Token = Token(usize::MAX - 1);
 const PRIVATE: Token = Token(usize::MAX - 2);
 const TIMER: Token = Token(usize::MAX - 3);
-/// Events taken in one iteration.
+/// The most events that one wait takes from the kernel.
 const MAX_EVENTS: usize = 1024;
-/// Bytes that one read takes at most. They bound the memory that a pipelining client takes up.
+/// The most bytes of one read from a socket: a client that sends many requests at once takes up no more memory.
 const MAX_READ_BYTES: usize = 16 * 1024;
-/// How often the listener accepts before it closes. Closing resets the connections in its backlog.
+/// How often a stop still accepts clients, because closing the listener resets the connections in its backlog.
 const MAX_LAST_ACCEPTS: usize = 64;
-/// Slots that one ticket names, at most, so that the requests of a crowd go to several workers.
+/// The most slots that one ticket names. One worker gets a ticket, so the requests of a crowd are spread over several.
 const MAX_TICKET_SLOTS: usize = 32;
-/// The least time between two looks at the deadlines of all connections.
+/// The shortest time between two sweeps, each of which looks at the deadlines of all connections.
 const SWEEP_PAUSE: Duration = Duration::from_millis(20);
 
 /// The state of the frontend's thread.
@@ -40,28 +41,32 @@ pub struct EventLoop {
     pub slots: Arc<Slots>,
     listener: Option<Listener>,
     private: UnixStream,
-    /// Slots that the next ticket names: their requests are complete, and no earlier ticket names them.
+    /// Slots with a complete request that no ticket names yet: the next tickets name them.
     passed: Vec<u32>,
-    /// Permit that each open connection has a clone of, unless it is surplus. There are up to `max_connections`
-    /// clones.
+    /// The permit of which each open connection has a clone: the number of clones tells the number of connections. A
+    /// surplus connection, which only gets a 503, has none.
     admission: Admission,
-    /// The number of connections since the start. It begins the generations of each one.
+    /// The number of connections since the start. It is the upper half of the generation, the number by which a
+    /// connection tells its requests apart.
     opened: u64,
-    /// Slots without a connection. The next connection gets the last one.
+    /// Slots without a connection. The next connection gets the last slot of this list.
     free: Vec<u32>,
     /// Connections that asked to be called again in the next iteration.
     requeued: Vec<u32>,
-    /// When the listener is to be asked for clients; `None` until it reports some.
+    /// When the loop accepts clients next; `None` until the listener reports one.
     accept_at: Option<Instant>,
+    /// When the loop looks at all deadlines next; `None` if there is no connection.
     sweep_at: Option<Instant>,
-    /// Wakes the loop. It stays set while requests come: a wait with a time-out of its own would set one timer each.
+    /// Wakes the loop for the next deadline. It stays set from one wait to the next: a time-out for each wait would
+    /// set a timer of the kernel each time.
     timer: TimerFd,
-    /// When the timer expires, if it is set.
+    /// The time that `timer` is set for, if it is set.
     rings_at: Option<Instant>,
 }
 
 impl EventLoop {
-    /// Registers the sockets of the listener and the stream to tiny_http, and creates the slots of their clients.
+    /// Registers the listening sockets and the stream to tiny_http for readiness events, and creates a slot for each
+    /// client that there may be.
     pub fn new(
         listener: Listener,
         limits: Arc<Limits>,
@@ -71,8 +76,8 @@ impl EventLoop {
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), WAKER)?;
         let slots = Arc::new(Slots::new(limits.clone(), resources.budget.clone(), waker));
-        // The private stream is blocking: a write waits for tiny_http's thread alone, which waits for nothing, as
-        // each slot is in one ticket at most.
+        // Lets writes to tiny_http block. They wait only for its reading thread, which waits for no client, and a slot
+        // is named by one ticket at a time.
         private.set_nonblocking(false)?;
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC)?;
         listener.sockets.iter().try_for_each(|socket| register(&poll, socket, LISTENER))?;
@@ -110,12 +115,13 @@ impl EventLoop {
         loop {
             let timeout = self.timeout()?;
             self.poll(&mut events, timeout)?;
-            // A ticket wakes two threads, so it also names the requests that have arrived meanwhile.
+            // A ticket wakes two threads, so the loop looks for further complete requests before it writes one.
             if !self.passed.is_empty() {
                 self.poll(&mut events, Some(Duration::ZERO))?;
             }
             let now = self.context.now;
-            // Accepts after the reads, as a read may find an idle connection busy.
+            // Accepts clients after it has read: accepting may close connections that are idle, and a read may show
+            // that one is not.
             if self.accept_at.is_some_and(|at| at <= now) {
                 self.accept();
             }
@@ -133,8 +139,8 @@ impl EventLoop {
         }
     }
 
-    /// Waits for events up to `timeout`, and calls the connections that have some, that a worker has answered, or that
-    /// asked for it.
+    /// Waits for events up to `timeout`. Then advances each connection that has an event, that a worker has answered,
+    /// or that was requeued.
     fn poll(&mut self, events: &mut Events, timeout: Option<Duration>) -> io::Result<()> {
         match self.context.poll.poll(events, timeout) {
             Err(error) if error.kind() == ErrorKind::Interrupted => events.clear(),
@@ -147,27 +153,27 @@ impl EventLoop {
                 LISTENER => self.accept_at = Some(self.accept_at.unwrap_or(self.context.now)),
                 WAKER => self.slots.take_scheduled(&mut due),
                 PRIVATE if event.is_read_closed() => return Err(ErrorKind::UnexpectedEof.into()),
-                // Discards tiny_http's answers: that of a ticket that a worker has dropped must not fill the
+                // Discards what tiny_http answers to a ticket that a worker has dropped: unread answers would fill the
                 // stream.
                 PRIVATE => {
                     let _ = recv(self.private.as_raw_fd(), &mut [0; 1 << 10], MsgFlags::MSG_DONTWAIT);
                 }
                 TIMER => self.rings_at = None,
                 Token(index) => self.call(index as u32, |connection, context| {
-                    connection.note(event);
+                    connection.note_event(event);
                     connection.advance(index as u32, context)
                 }),
             }
         }
-        // Removes duplicates: an event and a worker may name the same connection.
+        // Removes duplicates, because a connection may be requeued and answered by a worker at once.
         due.sort_unstable();
         due.dedup();
         due.into_iter().for_each(|index| self.advance(index));
         Ok(())
     }
 
-    /// Returns the longest wait for events: zero if a connection is due now, else none. Sets the timer if a deadline is
-    /// earlier than the one that it is set for.
+    /// Returns how long the loop may wait for events: zero if a connection is due now, else without a bound (`None`),
+    /// as the timer ends the wait. Sets the timer if the next deadline is earlier than the time that it is set for.
     fn timeout(&mut self) -> io::Result<Option<Duration>> {
         if !self.requeued.is_empty() {
             return Ok(Some(Duration::ZERO));
@@ -191,7 +197,7 @@ impl EventLoop {
         self.call(index, |connection, context| connection.advance(index, context));
     }
 
-    /// Runs `work` on a connection, and takes the action that it returns.
+    /// Runs `work` on a connection, and carries out the action that `work` returns.
     fn call(&mut self, index: u32, work: impl FnOnce(&mut Connection, &mut Context) -> Action) {
         let Some(mut entry) = self.slots.lock(index) else { return };
         let Entry { connection: Some(connection), has_ticket } = &mut *entry else { return };
@@ -219,7 +225,7 @@ impl EventLoop {
         }
     }
 
-    /// Sends the tickets of this iteration to tiny_http with one write.
+    /// Writes the tickets for the requests that this iteration has completed to tiny_http, with one call.
     fn flush(&mut self) -> io::Result<()> {
         if self.passed.is_empty() {
             return Ok(());
@@ -234,14 +240,14 @@ impl EventLoop {
         self.private.write_all(tickets.as_bytes())
     }
 
-    /// Starts or continues a stop, if there is one. Returns whether it is over.
+    /// Begins a stop if one was requested, or goes on with it. Returns true once the stop is over.
     fn stop(&mut self) -> bool {
         let now = self.context.now;
         if !self.slots.stopping.load(Ordering::SeqCst) {
             return false;
         }
         if self.context.stop_at.is_none() {
-            // Clients whose connection was complete before this moment are let in.
+            // Admits the clients that connected before the stop: closing the listener would reset their connections.
             for _ in 0..MAX_LAST_ACCEPTS {
                 self.accept();
                 if self.accept_at != Some(now) {
@@ -264,8 +270,8 @@ impl EventLoop {
 
     /// Ends requests, answers and connections whose deadline has passed.
     ///
-    /// The next sweep is at the first deadline that is set, or at the first one that may be set until then: no state
-    /// has less time than the shortest limit.
+    /// The next sweep is at the earliest deadline that is known now, but no later than after the shortest time limit,
+    /// because a deadline that is set meanwhile is not earlier than that.
     fn sweep(&mut self) {
         let now = self.context.now;
         let Limits { head_timeout, body_timeout, idle_timeout, write_timeout, .. } = *self.context.limits;
@@ -289,8 +295,8 @@ impl EventLoop {
         self.free.len() == self.slots.len()
     }
 
-    /// Leaves nothing open: requests that are arriving or in work are answered 503, as far as the socket takes it at
-    /// once. The slots outlive the loop: workers hold them.
+    /// Closes the listener and all connections when the loop has ended. Requests that are arriving or in work are
+    /// answered 503, as far as the socket takes the answer at once. The slots stay, because workers hold them.
     pub fn clear(&mut self) {
         self.listener = None;
         self.context.now = Instant::now();

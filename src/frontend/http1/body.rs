@@ -1,12 +1,13 @@
 //! The body of a request while it arrives: of a known length, or in chunks.
 //!
-//! Owns the decoding of chunks (RFC 9112, 7). Extensions and trailers are checked, bounded and dropped.
+//! Owns the decoding of chunks (RFC 9112, 7). Chunk extensions and trailers (fields behind the body) are checked and
+//! dropped, and their size is bounded.
 
 use super::{Arrived, line};
 use crate::http::is_token;
 use crate::{config::Limits, error::Error};
 
-/// A chunk-size line with its extensions; a size needs 16 digits at most.
+/// The most bytes of the line that begins a chunk: its size in up to 16 digits, and extensions.
 const MAX_CHUNK_LINE: usize = 256;
 
 /// A request whose body is arriving.
@@ -15,13 +16,13 @@ pub struct Incoming {
     pub arrived: Arrived,
     next: Part,
     chunked: bool,
-    /// Bytes of extensions and trailers, which are dropped.
+    /// The number of bytes of extensions and trailers so far, which are dropped.
     dropped: usize,
 }
 
-/// The part of a chunked or plain body that arrives next.
+/// The part of a body that arrives next. A body of a known length is a single part `Data`.
 enum Part {
-    /// Bytes of the body, or of one chunk.
+    /// So many bytes of the body, or of one chunk.
     Data(usize),
     /// The line end behind a chunk.
     DataEnd,
@@ -31,13 +32,13 @@ enum Part {
 }
 
 impl Incoming {
-    /// A body of `length` bytes, or in chunks, of a request that is complete but for it.
+    /// Begins a body of `length` bytes, or in chunks (`None`). `arrived` is the request without its body.
     pub fn new(arrived: Arrived, length: Option<usize>) -> Incoming {
         let (chunked, next) = (length.is_none(), length.map_or(Part::Size, Part::Data));
         Incoming { arrived, next, chunked, dropped: 0 }
     }
 
-    /// The most bytes that the request can have when it is complete.
+    /// Returns the most bytes that the request can have when it is complete.
     pub fn max_bytes(&self, limits: &Limits) -> usize {
         let request = &self.arrived.request;
         let left = match self.next {
@@ -47,8 +48,8 @@ impl Incoming {
         request.memory() + left
     }
 
-    /// Reads on, as [`super::framing::Framing::advance`] does; `used` grows by the bytes that were used. Returns
-    /// whether the body is complete.
+    /// Reads more bytes of the body. `used` grows by the number of `bytes` that were used. Returns true once the body
+    /// is complete.
     pub fn advance(&mut self, bytes: &[u8], used: &mut usize, limits: &Limits) -> Result<bool, Error> {
         loop {
             let rest = &bytes[*used..];
@@ -75,15 +76,15 @@ impl Incoming {
             if matches!(self.next, Part::Trailer) && line.is_empty() {
                 return Ok(true);
             }
-            self.next = self.read_line(line, limits)?;
+            self.next = self.parse_line(line, limits)?;
         }
     }
 
-    /// Reads a line between chunks or behind them. Returns the part that follows it.
-    fn read_line(&mut self, line: &[u8], limits: &Limits) -> Result<Part, Error> {
+    /// Parses a line between chunks or behind them. Returns the part that follows the line.
+    fn parse_line(&mut self, line: &[u8], limits: &Limits) -> Result<Part, Error> {
         match self.next {
             Part::Size => {
-                let (size, extension_bytes) = chunk_size(line)?;
+                let (size, extension_bytes) = parse_chunk_size(line)?;
                 self.dropped += extension_bytes;
                 if self.dropped > limits.max_head_bytes {
                     return Err(Error::BadRequest("the chunk extensions are too long"));
@@ -108,7 +109,7 @@ impl Incoming {
 }
 
 /// Parses the first line of a chunk: its size, and the number of bytes of its extensions.
-fn chunk_size(line: &[u8]) -> Result<(u64, usize), Error> {
+fn parse_chunk_size(line: &[u8]) -> Result<(u64, usize), Error> {
     let digits = line.iter().take_while(|byte| byte.is_ascii_hexdigit());
     let (digits, extensions) = line.split_at(digits.count());
     if digits.is_empty() || !are_extensions(extensions) {
@@ -119,8 +120,7 @@ fn chunk_size(line: &[u8]) -> Result<(u64, usize), Error> {
     Ok((size, extensions.len()))
 }
 
-/// Returns true if the bytes can be chunk extensions: a semicolon, visible characters and blanks. Extensions are
-/// dropped.
+/// Returns true if the bytes may be chunk extensions: a semicolon, visible characters and blanks.
 fn are_extensions(bytes: &[u8]) -> bool {
     let allowed = |byte: &u8| byte.is_ascii_graphic() || matches!(byte, b' ' | b'\t');
     bytes.is_empty() || (bytes.trim_ascii_start().starts_with(b";") && bytes.iter().all(allowed))

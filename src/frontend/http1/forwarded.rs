@@ -1,25 +1,27 @@
 //! The client that a trusted proxy names in `X-Forwarded-For`.
 //!
-//! Any client can send this field. Each proxy appends the address that it was called from, so the field is read from
-//! the right: entries that a trusted proxy appended are true, and the first address that is no trusted proxy's is the
-//! client's. Entries further to the left may be made up by that client.
+//! Any client can send this field. Each proxy appends the address that called it, so the field is read from the right:
+//! the entries of trusted proxies are true, and the first address that is not a trusted proxy's is the client's.
+//! Entries further to the left may be made up by that client.
 
+use super::head::values;
 use crate::config::TrustedProxies;
 use std::net::{IpAddr, SocketAddr};
 
-/// Returns the rightmost address in `X-Forwarded-For` that is no trusted proxy's; the leftmost, if all are. An entry that
-/// is no address hides the entries to its left. `None` if no proxy is trusted or no client is named.
+/// Returns the rightmost address in `X-Forwarded-For` that is not a trusted proxy's, or the leftmost address if all
+/// are. An entry that is no address hides the entries to its left. `None` if no proxy is trusted or no client is
+/// named.
 ///
-/// Only to be believed on a connection of a trusted proxy.
+/// The caller uses the result only on a connection of a trusted proxy.
 pub fn client(fields: &[httparse::Header], trusted: &TrustedProxies) -> Option<IpAddr> {
     if trusted.is_empty() {
         return None;
     }
-    let fields = fields.iter().filter(|field| field.name.eq_ignore_ascii_case("x-forwarded-for"));
-    let hops = fields.flat_map(|field| std::str::from_utf8(field.value).unwrap_or_default().split(','));
+    let lists = values(fields, "x-forwarded-for").map(|value| str::from_utf8(value).unwrap_or_default());
+    let hops = lists.flat_map(|list| list.split(','));
     let mut found = None;
     for hop in hops.rev() {
-        let Some(address) = address(hop.trim()) else { break };
+        let Some(address) = parse_address(hop.trim()) else { break };
         found = Some(address);
         if !trusted.contains(found) {
             break;
@@ -29,7 +31,7 @@ pub fn client(fields: &[httparse::Header], trusted: &TrustedProxies) -> Option<I
 }
 
 /// Parses an address, with or without brackets and port.
-fn address(text: &str) -> Option<IpAddr> {
+fn parse_address(text: &str) -> Option<IpAddr> {
     let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
     let address = bare.parse::<IpAddr>().ok();
     let address = address.or_else(|| text.parse::<SocketAddr>().ok().map(|address| address.ip()));

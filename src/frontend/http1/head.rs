@@ -1,7 +1,7 @@
-//! The head of a request: judges its fields, and makes the [`Request`] that the body is put into.
+//! The head of a request: checks its fields, and makes the [`Request`] that the body is put into.
 //!
-//! Owns the rules for the fields (RFC 9112, 5 and 6). Gets a head that is complete and free of forbidden bytes;
-//! knows nothing of how it arrived.
+//! Owns the rules for the fields (RFC 9112, 5 and 6). Gets a head that is complete and has no forbidden bytes; knows
+//! nothing of how it arrived.
 
 use super::request_line::{RequestLine, is_authority};
 use super::{Arrived, forwarded};
@@ -14,26 +14,15 @@ use std::{net::IpAddr, time::Duration};
 pub struct Head {
     /// The request, without its body.
     pub arrived: Arrived,
-    /// The length of the body, 0 for no body; `None` if it comes in chunks.
+    /// The length of the body: 0 for no body, `None` for a body in chunks.
     pub length: Option<u64>,
-    /// The client waits to be told that the body is welcome.
+    /// True if the client waits for 100 (Continue) before it sends the body.
     pub expects_continue: bool,
 }
 
-/// The fields that framing depends on, of which most may be there once.
-#[derive(Default)]
-struct Framed<'a> {
-    host: Option<&'a [u8]>,
-    media_type: Option<&'a [u8]>,
-    length: Option<&'a [u8]>,
-    /// `Expect` asks for `100-continue` alone.
-    expects: Option<bool>,
-    close: bool,
-    keep_alive: bool,
-}
-
 impl Head {
-    /// Judges the fields of a head. `bytes` is all of it, `line` its request line, `client` the one that it names.
+    /// Checks the fields of a head. `bytes` is the whole head, `line` its request line, and `client` the client that
+    /// `X-Forwarded-For` names.
     pub fn new(
         bytes: &[u8],
         line: &RequestLine,
@@ -43,14 +32,15 @@ impl Head {
     ) -> Result<Head, Error> {
         let http10 = line.http10;
         let refuse = |rule| Err(Error::BadRequest(rule));
-        let Framed { host, length, expects, close, keep_alive, .. } = Framed::of(fields)?;
-        match host {
+        single_value(fields, "content-type", "more than one Content-Type")?;
+        match single_value(fields, "host", "more than one Host")? {
             None if !http10 => return refuse("no Host"),
             Some(host) if !is_authority(host) => return refuse("the Host is malformed"),
             _ => {}
         }
-        let length = length.map(decimal).transpose()?;
-        let is_chunked = match codings(fields)? {
+        let length = single_value(fields, "content-length", "more than one Content-Length")?;
+        let length = length.map(parse_length).transpose()?;
+        let is_chunked = match parse_codings(fields)? {
             Some(_) if length.is_some() => return refuse("both Content-Length and Transfer-Encoding"),
             Some(_) if http10 => return refuse("a Transfer-Encoding in HTTP/1.0"),
             Some(false) => {
@@ -58,55 +48,54 @@ impl Head {
             }
             coding => coding.is_some(),
         };
-        if expects == Some(false) && !http10 {
+        let is_known = |value: &[u8]| value.eq_ignore_ascii_case(b"100-continue");
+        if !http10 && !values(fields, "expect").all(is_known) {
             return Err(Error::ExpectationFailed);
         }
-        let persistence = if close || (http10 && !keep_alive) {
+        let persistence = if has_option(fields, b"close") || http10 && !has_option(fields, b"keep-alive") {
             Persistence::Close
         } else {
             Persistence::KeepAlive(reliable_seconds(limits.idle_timeout))
         };
-        let request = request(bytes, line, client);
+        let request = make_request(bytes, line, client);
         Ok(Head {
             arrived: Arrived { request, persistence },
             length: (!is_chunked).then(|| length.unwrap_or(0)),
-            expects_continue: expects.is_some() && !http10,
+            expects_continue: !http10 && values(fields, "expect").next().is_some(),
         })
     }
 }
 
-impl<'a> Framed<'a> {
-    fn of(fields: &[httparse::Header<'a>]) -> Result<Framed<'a>, Error> {
-        let mut found = Framed::default();
-        for &httparse::Header { name, value } in fields {
-            let is = |known| name.eq_ignore_ascii_case(known);
-            if is("host") && found.host.replace(value).is_some() {
-                return Err(Error::BadRequest("more than one Host"));
-            } else if is("content-type") && found.media_type.replace(value).is_some() {
-                return Err(Error::BadRequest("more than one Content-Type"));
-            } else if is("content-length") && found.length.replace(value).is_some() {
-                return Err(Error::BadRequest("more than one Content-Length"));
-            } else if is("expect") {
-                let is_known = value.eq_ignore_ascii_case(b"100-continue");
-                found.expects = Some(is_known && found.expects != Some(false));
-            } else if is("connection") {
-                for token in value.split(|&byte| byte == b',').map(<[u8]>::trim_ascii) {
-                    found.close |= token.eq_ignore_ascii_case(b"close");
-                    found.keep_alive |= token.eq_ignore_ascii_case(b"keep-alive");
-                }
-            }
-        }
-        Ok(found)
-    }
+/// Returns the values of all fields of this name, whatever its case, in their order.
+pub fn values<'a>(fields: &[httparse::Header<'a>], name: &str) -> impl DoubleEndedIterator<Item = &'a [u8]> {
+    let named = fields.iter().filter(move |field| field.name.eq_ignore_ascii_case(name));
+    named.map(|field| field.value)
 }
 
-/// Makes the request of a head, all but its body. The authority of an absolute-form target stands before the Host
+/// Returns the value of a field that may be there once. `repeated`: the rule that several such fields break.
+fn single_value<'a>(
+    fields: &[httparse::Header<'a>],
+    name: &str,
+    repeated: &'static str,
+) -> Result<Option<&'a [u8]>, Error> {
+    let mut values = values(fields, name);
+    let first = values.next();
+    if values.next().is_some() { Err(Error::BadRequest(repeated)) } else { Ok(first) }
+}
+
+/// Returns true if a `Connection` field has this option.
+fn has_option(fields: &[httparse::Header], option: &[u8]) -> bool {
+    let mut options = values(fields, "connection").flat_map(|value| value.split(|&byte| byte == b','));
+    options.any(|given| given.trim_ascii().eq_ignore_ascii_case(option))
+}
+
+/// Makes the request of a head, without its body. The authority of a target in absolute form is put before the Host
 /// field, which it replaces.
-fn request(bytes: &[u8], line: &RequestLine, peer: Option<IpAddr>) -> Request {
+fn make_request(bytes: &[u8], line: &RequestLine, peer: Option<IpAddr>) -> Request {
     let name = String::from_utf8_lossy(line.method(bytes));
     let method = Method::from(&*name);
     let text = |bytes| String::from_utf8_lossy(bytes);
-    let mut fields = text(&bytes[first_field(bytes)..bytes.len() - "\r\n".len()]).into_owned();
+    let mut fields = text(&bytes[fields_start(bytes)..bytes.len() - "\r\n".len()]).into_owned();
     if let Some(authority) = line.authority(bytes) {
         fields.insert_str(0, &format!("Host: {}\r\n", text(authority)));
     }
@@ -115,17 +104,17 @@ fn request(bytes: &[u8], line: &RequestLine, peer: Option<IpAddr>) -> Request {
 }
 
 /// Returns the position of the first field in a head.
-fn first_field(head: &[u8]) -> usize {
+fn fields_start(head: &[u8]) -> usize {
     memchr(b'\n', head).map_or(head.len(), |end| end + 1)
 }
 
-/// Parses the fields of a head into `fields`, whose length is the most fields that the head may have. The head ends with its
-/// empty line.
+/// Parses the fields of a head into `fields`, whose length is the most fields that a head may have. `head` ends with
+/// its empty line.
 pub fn parse_fields<'a>(
     head: &'a [u8],
     fields: &'a mut [httparse::Header<'a>],
 ) -> Result<&'a [httparse::Header<'a>], Error> {
-    let start = first_field(head);
+    let start = fields_start(head);
     match httparse::parse_headers(&head[start..], fields) {
         Ok(httparse::Status::Complete((end, fields))) if start + end == head.len() => Ok(fields),
         Err(httparse::Error::TooManyHeaders) => Err(Error::HeadTooLarge),
@@ -134,44 +123,39 @@ pub fn parse_fields<'a>(
     }
 }
 
-/// The values that an answer, and the line of the log about it, take from the head of a request, even if it is refused.
+/// The parts of a head that its answer and its log line need, even if the request is refused.
 #[derive(Default)]
 pub struct Echo {
-    /// The id that the client gives its request.
+    /// The id that the client has sent in `X-Request-Id`.
     pub id: Option<RequestId>,
-    /// The fields that the answer needs for a page of another origin.
+    /// The CORS fields of the answer, for a browser with a page of another origin.
     pub cors: Cors,
-    /// The method is HEAD, if the bytes show that already: the answer has no body.
+    /// True if the method is HEAD, as far as its bytes have arrived: the answer then has no body.
     pub head_only: bool,
     /// The client that a trusted proxy names.
     pub client: Option<IpAddr>,
 }
 
 impl Echo {
-    /// Reads the values from a head `bytes` with this request line and these fields.
-    pub fn of(line: &RequestLine, bytes: &[u8], fields: &[httparse::Header], limits: &Limits) -> Echo {
+    /// Reads the values that an answer needs from the head `bytes`, whose request line and fields are parsed already.
+    pub fn read(line: &RequestLine, bytes: &[u8], fields: &[httparse::Header], limits: &Limits) -> Echo {
         let named = fields.iter().map(|field| (field.name, field.value));
-        let cors = Cors::of(&limits.allowed_origins, named);
+        let cors = Cors::for_fields(&limits.allowed_origins, named);
         let client = forwarded::client(fields, &limits.trusted_proxies);
-        Echo { id: request_id(fields), cors, head_only: line.method(bytes) == b"HEAD", client }
+        Echo { id: parse_request_id(fields), cors, head_only: line.method(bytes) == b"HEAD", client }
     }
 }
 
-/// Returns the id that the client gives its request, if there is one such field and its value may be taken over.
-fn request_id(fields: &[httparse::Header]) -> Option<RequestId> {
-    let mut found = fields.iter().filter(|field| field.name.eq_ignore_ascii_case("x-request-id"));
-    match (found.next(), found.next()) {
-        (Some(field), None) => RequestId::given(field.value),
-        _ => None,
-    }
+/// Returns the id in `X-Request-Id`, if there is one such field and the service accepts its value.
+fn parse_request_id(fields: &[httparse::Header]) -> Option<RequestId> {
+    RequestId::given(single_value(fields, "x-request-id", "").ok()??)
 }
 
-/// Judges the transfer codings of all Transfer-Encoding fields, in their order (RFC 9112, 6.1). Returns whether they
-/// are `chunked` alone; `None` if there are none.
-fn codings(fields: &[httparse::Header]) -> Result<Option<bool>, Error> {
-    let fields = fields.iter().filter(|field| field.name.eq_ignore_ascii_case("transfer-encoding"));
+/// Checks the transfer codings of all Transfer-Encoding fields, in their order (RFC 9112, 6.1). Returns true if the
+/// only coding is `chunked`, false if there are other codings, `None` if there are none.
+fn parse_codings(fields: &[httparse::Header]) -> Result<Option<bool>, Error> {
     let (mut chunked, mut served) = (false, None);
-    for coding in fields.flat_map(|field| field.value.split(|&byte| byte == b',')) {
+    for coding in values(fields, "transfer-encoding").flat_map(|value| value.split(|&byte| byte == b',')) {
         let coding = coding.trim_ascii();
         let name = coding.split(|&byte| byte == b';').next().unwrap_or_default().trim_ascii();
         let is_malformed = chunked || name.is_empty() || !name.iter().copied().all(is_token);
@@ -184,15 +168,16 @@ fn codings(fields: &[httparse::Header]) -> Result<Option<bool>, Error> {
     Ok(served)
 }
 
-/// Returns the seconds that clients may rely on an idle connection: one less than it is kept, as a request is on its
-/// way for a while; but at least one, if it is kept so long.
+/// Returns how many seconds a client may rely on an idle connection: one second less than the connection is kept,
+/// because a request takes time to arrive, but at least one second.
 fn reliable_seconds(idle_timeout: Duration) -> u64 {
     let less = idle_timeout.saturating_sub(Duration::from_secs(1)).as_secs();
     less.max(idle_timeout.as_secs().min(1))
 }
 
-/// Parses a Content-Length, which has digits alone. A number beyond a u64 is too large, not malformed.
-fn decimal(value: &[u8]) -> Result<u64, Error> {
+/// Parses a Content-Length, which has digits alone. A number beyond a u64 becomes the largest one, because such a body
+/// is too large and not malformed.
+fn parse_length(value: &[u8]) -> Result<u64, Error> {
     if value.is_empty() || !value.iter().all(u8::is_ascii_digit) {
         return Err(Error::BadRequest("the Content-Length is malformed"));
     }

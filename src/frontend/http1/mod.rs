@@ -1,7 +1,7 @@
 //! HTTP/1.1 by RFC 9112: which bytes are a request.
 //!
-//! `framing` drives `request_line`, `head` and `body`, in the order in which the bytes arrive; `forwarded` says which
-//! client a proxy speaks for. The result is a [`Request`].
+//! `framing` calls `request_line`, `head` and `body` in the order in which the bytes arrive. `forwarded` reads the
+//! client that a proxy names. The result is a [`Request`].
 
 mod body;
 mod forwarded;
@@ -19,7 +19,7 @@ use crate::http::{Persistence, Request};
 pub enum Parsed {
     /// The head or the body is incomplete.
     Incomplete,
-    /// The head is complete, its body is welcome, and the client waits to be told so.
+    /// The head is complete, and the client waits for 100 (Continue) before it sends the body.
     Continue,
     /// A complete request.
     Complete(Arrived),
@@ -28,13 +28,15 @@ pub enum Parsed {
 /// A complete request, and whether the connection stays open after its answer.
 #[derive(Debug)]
 pub struct Arrived {
-    /// The request. Its peer is the client that a proxy says it speaks for; only to be believed of a trusted one.
+    /// The request. Its `peer` is the client that `X-Forwarded-For` names, which is true only if a trusted proxy has
+    /// sent it.
     pub request: Request,
-    /// Tells whether the connection stays open.
+    /// Tells whether the connection stays open after the answer.
     pub persistence: Persistence,
 }
 
-/// Returns the next line, without its line end, if it has arrived completely. `most`: the greatest length of a line.
+/// Returns the next line without its end, or `None` if it has not arrived completely. A line of more than `most` bytes
+/// is the error `too_long`.
 fn line(bytes: &[u8], most: usize, too_long: Error) -> Result<Option<&[u8]>, Error> {
     let end = bytes.iter().position(|&byte| !is_text(byte)).unwrap_or(bytes.len());
     if end > most {
@@ -47,7 +49,7 @@ fn line(bytes: &[u8], most: usize, too_long: Error) -> Result<Option<&[u8]>, Err
     }
 }
 
-/// Returns whether a byte may stand in a line: tabs may, other control bytes (CR and LF among them) may not.
+/// Returns true if a byte may stand in a line: all but control bytes, of which only tabs may.
 fn is_text(byte: u8) -> bool {
     (byte >= b' ' && byte != 0x7f) || byte == b'\t'
 }

@@ -1,7 +1,7 @@
 //! The request line: method, target and version, and the grammar of `host:port`.
 //!
-//! Owns the rules of RFC 9112, 2.3 and 3. The line is judged as soon as it is complete: a client that sends
-//! something else than HTTP is told so without another byte.
+//! Owns the rules of RFC 9112, 2.3 and 3. A line is judged as soon as it is complete, so a client that sends something
+//! other than HTTP is refused at once.
 
 use crate::error::Error;
 use crate::http::is_token;
@@ -9,10 +9,10 @@ use fluent_uri::UriRef;
 use memchr::memchr;
 use std::ops::Range;
 
-/// The rule that a proxy breaks if it announces its client in front of the first request.
+/// The refusal of a connection that a proxy begins with a line about its client (PROXY protocol).
 pub const PROXY_PROTOCOL: &str = "the connection begins with the PROXY protocol, which is not read here";
 
-/// The rule that a client breaks if it sends a value as a person writes it.
+/// The refusal of a target that is not percent-encoded, as people write one.
 const NOT_ENCODED: &str = "the request target has a space, a #, a \\ or a character beyond ASCII in it: percent-encode the \
                            query, as curl -G --data-urlencode does";
 
@@ -22,8 +22,8 @@ pub struct RequestLine {
     method: Range<usize>,
     /// Path and query.
     target: Range<usize>,
-    /// Text that precedes the target in origin-form: a slash if absolute-form leaves it out, `*` for OPTIONS
-    /// without a path, else nothing.
+    /// The text that a target in absolute form lacks before its path: a slash, or `*` for OPTIONS without a path;
+    /// empty for other targets.
     prefix: &'static str,
     /// The authority of an absolute-form target, which replaces the Host field.
     authority: Option<Range<usize>>,
@@ -32,7 +32,7 @@ pub struct RequestLine {
 }
 
 impl RequestLine {
-    /// Parses the line, without its end.
+    /// Parses a request line, which has no line end here.
     pub fn parse(line: &[u8]) -> Result<RequestLine, Error> {
         let is_of_proxy = line.starts_with(b"PROXY ");
         let problem = if is_of_proxy { PROXY_PROTOCOL } else { "the request line is malformed" };
@@ -76,11 +76,12 @@ impl RequestLine {
 
 type SplitTarget = (Option<Range<usize>>, &'static str, Range<usize>);
 
-/// Splits a target into its authority, the prefix that its path lacks, and the path with the query (RFC 9112, 3.2).
+/// Splits a target into its authority (`host:port`), the prefix that its path lacks, and the path with the query (RFC
+/// 9112, 3.2).
 fn split_target(line: &[u8], method: &[u8], range: Range<usize>) -> Result<SplitTarget, Error> {
     let malformed = Error::BadRequest("the request target is malformed");
     let target = &line[range.clone()];
-    // No target has a fragment, and clients disagree on whether `\` is a slash.
+    // Refuses a fragment (`#`), which no target has, and `\`, which some clients read as a slash.
     let allowed = |byte: &u8| byte.is_ascii_graphic() && !matches!(byte, b'#' | b'\\');
     if !target.iter().all(allowed) {
         return Err(Error::BadRequest(NOT_ENCODED));
@@ -107,9 +108,9 @@ fn split_target(line: &[u8], method: &[u8], range: Range<usize>) -> Result<Split
     Ok((Some(start..path), prefix, path..range.end))
 }
 
-/// Returns whether a text is `host`, `host:` or `host:port` (RFC 9110, 4.2 and RFC 3986, 3.2), or empty, as a Host
-/// field may be. User information has no place in HTTP, a port without a host names nothing, and no IPvFuture was
-/// assigned.
+/// Returns true if a text is empty, `host`, `host:` or `host:port`, as a Host field may be (RFC 9110, 4.2 and RFC
+/// 3986, 3.2). Refuses user information, which HTTP does not allow, a port without a host, and IPvFuture, of which no
+/// version exists.
 pub fn is_authority(text: &[u8]) -> bool {
     let reference = str::from_utf8(text).map(|text| format!("//{text}")).unwrap_or_default();
     let parsed = UriRef::parse(reference.as_str()).ok();

@@ -1,4 +1,4 @@
-//! Many clients of one address, and some of another.
+//! Tests of admission: one address opens many connections, and another address opens some.
 
 use super::*;
 use crate::config::TrustedProxies;
@@ -8,14 +8,14 @@ use std::sync::{
 };
 use std::{net::SocketAddr, thread};
 
-/// The address that takes what there is, and another.
+/// The address that takes all connections or memory, and the address of another client.
 const GREEDY: u8 = 2;
 const OTHER: u8 = 3;
 
-/// Clients of one address, each opened again as soon as it ends, until this is dropped.
+/// Clients of one address. Each connects again as soon as its connection ends, until this value is dropped.
 struct Flood {
     stop: Arc<AtomicBool>,
-    /// How often one was opened.
+    /// The number of connections that were opened.
     opened: Arc<AtomicUsize>,
     thread: Option<thread::JoinHandle<()>>,
 }
@@ -35,7 +35,7 @@ impl Flood {
             let mut streams: Vec<Option<TcpStream>> = (0..count).map(|_| None).collect();
             while !stopped.load(Ordering::SeqCst) {
                 for stream in &mut streams {
-                    // An answer is looked at and stays unread.
+                    // Peeks at the answer, which stays unread.
                     let ended = stream.as_ref().is_none_or(has_ended);
                     if ended {
                         *stream = open();
@@ -47,7 +47,7 @@ impl Flood {
     }
 }
 
-/// Returns whether the server has closed the connection or refused it.
+/// Returns true if the server has closed the connection or refused its request.
 fn has_ended(stream: &TcpStream) -> bool {
     stream.set_nonblocking(true).unwrap();
     let mut start = [0; 12];
@@ -67,11 +67,12 @@ impl Drop for Flood {
     }
 }
 
-/// Connections that there may be, and those that one address opens.
+/// The most connections of the frontend, and the connections that one address opens.
 const CAPACITY: usize = 128;
 const FLOOD: usize = 192;
 
-/// All requests of another address are answered, whatever one address does with more connections than there are.
+/// Checks that all requests of another address are answered while one address opens more connections than there may
+/// be.
 fn others_are_answered(bytes: &str) {
     let harness = Harness::with(|limits| limits.max_connections = CAPACITY);
     let address = harness.address.unwrap();
@@ -108,11 +109,12 @@ fn half_bodies_of_one_address_shut_out_no_other() {
 
 #[test]
 fn answers_of_one_address_that_are_not_read_shut_out_no_other() {
-    // More than the kernels hold of it, which is 90 kB.
+    // Sends a larger answer than the kernels hold of it, which is 90 kB.
     others_are_answered("GET /big/120000 HTTP/1.1\r\nHost: a\r\n\r\n");
 }
 
-/// A client that sends head and body in two segments has memory for its body, whatever another one has reserved.
+/// Checks that a client that sends head and body in two segments has memory for its body, although another client has
+/// reserved all of it.
 #[test]
 fn bodies_of_one_address_that_never_end_shut_out_no_other() {
     let harness = Harness::with(|limits| limits.memory_budget = 4 << 20);
@@ -130,8 +132,8 @@ fn bodies_of_one_address_that_never_end_shut_out_no_other() {
     drop(flood);
 }
 
-/// Bodies count for the client that the head names behind a trusted proxy, and for the proxy itself if it names none. Each
-/// row has the fields of the flood.
+/// Checks that bodies count for the client that a head names behind a trusted proxy, and for the proxy if it names
+/// none. Each row has the fields of the requests of the flood.
 #[test]
 fn bodies_of_one_client_behind_a_proxy_shut_out_no_other() {
     for fields in ["X-Forwarded-For: 192.0.2.7\r\n", ""] {
@@ -141,7 +143,7 @@ fn bodies_of_one_client_behind_a_proxy_shut_out_no_other() {
         });
         let address = harness.address.unwrap();
         let half = post(65_000).replace("Host", &format!("{fields}Host")) + "half";
-        // The proxy's connections between requests stay open.
+        // Leaves the connections of the proxy open between requests.
         let mut idle = clients(&harness, GREEDY, 3, GET);
         idle.iter_mut().for_each(|client| assert_eq!(client.answer().status, 200));
         let flood = Flood::start(address, 80, &half);
@@ -158,11 +160,11 @@ fn bodies_of_one_client_behind_a_proxy_shut_out_no_other() {
     }
 }
 
-/// A request that no worker has begun to execute is given up for a client of another address, and told so.
+/// Checks that a request that no worker has begun to execute is refused for a client of another address.
 #[test]
 fn queued_requests_make_way_and_those_that_are_executed_do_not() {
     let harness = Harness::with(|limits| limits.max_connections = 8);
-    // The harness has four workers.
+    // Occupies all four workers of the harness.
     let mut greedy = clients(&harness, GREEDY, 8, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
     until(|| (harness.gate.held.load(Ordering::SeqCst) == 4).then_some(()));
     let at_once = "GET /immediate HTTP/1.1\r\nHost: a\r\n\r\n";
@@ -176,7 +178,7 @@ fn queued_requests_make_way_and_those_that_are_executed_do_not() {
     until(|| (harness.gate.late.load(Ordering::SeqCst) == 4).then_some(()));
 }
 
-/// Connects `count` clients of an address, and sends the same on each.
+/// Connects `count` clients of an address, each of which sends these bytes.
 fn clients(harness: &Harness, host: u8, count: usize, bytes: &str) -> Vec<Client<TcpStream>> {
     let open = |_| {
         let mut client = connect_from(host, harness.address.unwrap()).unwrap();
@@ -191,13 +193,13 @@ fn a_peer_makes_room_only_until_it_holds_no_more_than_others() {
     let harness = Harness::with(|limits| limits.max_connections = 6);
     let mut greedy = clients(&harness, GREEDY, 6, "GET / HT");
     harness.barrier();
-    // The oldest of the greedy one's go first, and are told so.
+    // Closes the oldest connections of the greedy address first, with an answer 503.
     let mut others = clients(&harness, OTHER, 3, "GET / HT");
     for client in &mut greedy[..3] {
         assert_eq!(client.answer().status, 503);
         assert!(client.ends());
     }
-    // Now both hold the same, so neither is closed for the other, nor for itself.
+    // Closes no connection once both addresses hold the same number.
     for host in [OTHER, GREEDY] {
         let mut client = connect_from(host, harness.address.unwrap()).unwrap();
         assert_eq!(client.send(GET).answer().status, 503);
@@ -206,7 +208,7 @@ fn a_peer_makes_room_only_until_it_holds_no_more_than_others() {
     for client in greedy[3..].iter_mut().chain(&mut others) {
         assert_eq!(client.send("TP/1.1\r\nHost: a\r\n\r\n").answer().status, 200);
     }
-    // A third one does get its share.
+    // Closes connections for a third address.
     let mut third = connect_from(4, harness.address.unwrap()).unwrap();
     assert_eq!(third.send(GET).answer().status, 200);
 }
@@ -218,7 +220,7 @@ fn idle_connections_go_before_incomplete_requests_and_those_before_stalled_answe
     let stalled: [_; 2] = clients(&harness, GREEDY, 2, big).try_into().ok().unwrap();
     until(|| (harness.gate.answered.load(Ordering::SeqCst) == 2).then_some(()));
     let mut half = clients(&harness, GREEDY, 2, "GET / HT");
-    // One after the other: two at once are answered by two workers, in either order.
+    // Waits for each request, because two workers may answer two requests in either order.
     let mut idle = [(); 2].map(|()| {
         let mut client = connect_from(GREEDY, harness.address.unwrap()).unwrap();
         assert_eq!(client.send(GET).answer().status, 200);
@@ -239,7 +241,7 @@ fn idle_connections_go_before_incomplete_requests_and_those_before_stalled_answe
     other();
     assert_eq!(half[1].answer().status, 503);
     other();
-    // One stalled answer is cut off, the one that has not moved for longer; the other one arrives when it is read.
+    // Cuts off the stalled answer that has not moved for longer; the other one arrives when it is read.
     let mut lengths = stalled.map(|mut client| {
         let mut bytes = Vec::new();
         let _ = client.finish().stream.read_to_end(&mut bytes);
@@ -265,7 +267,7 @@ fn connections_of_trusted_proxies_make_no_room() {
     }
     let mut one = clients(&harness, OTHER, 1, "GET / HT");
     harness.barrier_from(GREEDY);
-    // Another client finds no room: one connection is all that the only peer holds that might make some.
+    // Refuses a further client: the only other address holds a single connection.
     let mut two = connect_from(OTHER + 1, harness.address.unwrap()).unwrap();
     assert_eq!(two.send(GET).answer().status, 503);
     for client in &mut proxy {

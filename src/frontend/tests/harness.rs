@@ -1,7 +1,8 @@
-//! A frontend with a real tiny_http behind it and plain workers, and clients that send raw bytes.
+//! The harness of these tests: a frontend with a real tiny_http and simple workers, and clients that send raw bytes.
 //!
-//! One thread claims the requests of each ticket, and workers echo them as JSON. `/hold` waits until [`Harness::release`],
-//! `/big/N` answers N bytes, `/empty` 204. `/immediate` is answered at once.
+//! One thread claims the requests of each ticket, and the workers echo them as JSON. `/hold` waits until
+//! [`Harness::release`] is called, `/big/N` answers N bytes, `/empty` answers 204. The frontend answers `/immediate`
+//! without a worker.
 
 use crate::frontend::{Claimed, Frontend, Listener, Resources, Slots};
 use crate::http::{Request, RequestId, Response};
@@ -23,7 +24,7 @@ use std::sync::{
 use std::time::{Duration, Instant};
 use std::{path::PathBuf, thread};
 
-/// No test waits longer for anything.
+/// The longest time that a test waits for an event.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 pub struct Harness {
@@ -33,7 +34,7 @@ pub struct Harness {
     pub slots: Arc<Slots>,
     pub gate: Arc<Gate>,
     pub budget: Budget,
-    /// While it is locked, no request is claimed.
+    /// Locked by a test that lets no worker claim a request.
     pub claims: Arc<Mutex<()>>,
     tiny: Option<Arc<tiny_http::Server>>,
     threads: Vec<thread::JoinHandle<()>>,
@@ -46,7 +47,7 @@ pub struct Gate {
     open: Mutex<bool>,
     changed: Condvar,
     pub seen: AtomicUsize,
-    /// Workers that wait for the gate, or did.
+    /// The number of workers that have begun to wait for the gate.
     pub held: AtomicUsize,
     pub late: AtomicUsize,
     pub answered: AtomicUsize,
@@ -58,7 +59,7 @@ impl Harness {
         Harness::with(|_| {})
     }
 
-    /// With other limits than the default ones.
+    /// Starts a frontend with limits that differ from the default ones.
     pub fn with(change: impl FnOnce(&mut Limits)) -> Harness {
         let mut limits = Limits::default();
         change(&mut limits);
@@ -141,7 +142,7 @@ impl Harness {
         barrier(self.address.expect("a TCP listener"));
     }
 
-    /// Waits as [`Harness::barrier`] does, with a connection of another address.
+    /// Waits as [`Harness::barrier`] does, over a connection of another address.
     pub fn barrier_from(&self, host: u8) {
         barrier_of(connect_from(host, self.address.expect("a TCP listener")).unwrap());
     }
@@ -170,14 +171,14 @@ impl Harness {
     }
 }
 
-/// Returns when the frontend has dealt with all that was sent before: events are reported in the order in which they
-/// came, and this is a request that the frontend answers itself. Takes a connection for as long.
+/// Waits until the frontend has processed all bytes that were sent before. Sends a request that the frontend answers
+/// without a worker: events are reported in the order in which they came. Needs a connection meanwhile.
 pub fn barrier(address: SocketAddr) {
     barrier_of(connect(address));
 }
 
 fn barrier_of(mut client: Client<TcpStream>) {
-    // Or 503, when all connections are taken.
+    // Accepts 503, which is the answer if all connections are taken.
     assert!([400, 503].contains(&client.send("malformed\r\n\r\n").answer().status));
     assert!(client.ends());
 }
@@ -186,7 +187,7 @@ fn barrier_of(mut client: Client<TcpStream>) {
 pub fn connect_from(host: u8, address: SocketAddr) -> io::Result<Client<TcpStream>> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     socket.bind(&SocketAddr::from(([127, 0, 0, host], 0)).into())?;
-    // With these options the kernels of both sides hold about 100 kB of an answer that is not read.
+    // Makes the buffers small: the kernels of both sides then hold about 100 kB of an unread answer.
     socket.set_recv_buffer_size(4096)?;
     socket.set_tcp_mss(536)?;
     socket.connect(&address.into())?;
@@ -204,7 +205,7 @@ fn client(stream: TcpStream) -> Client<TcpStream> {
     Client::new(stream)
 }
 
-/// Both ends of every connection are in this process, whose limit usually is 1024.
+/// Raises the limit of descriptors, which usually is 1024: this process has both ends of every connection.
 pub fn raise_the_limit_of_descriptors() {
     const ENOUGH: u64 = 8192;
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
@@ -259,13 +260,13 @@ fn serve(claimed: Claimed, slots: &Slots, gate: &Gate) {
     };
 }
 
-/// One connection, spoken to in raw bytes.
+/// A connection over which a test sends raw bytes.
 pub struct Client<S> {
     pub stream: S,
     pending: Vec<u8>,
 }
 
-/// An answer, with its invariants checked.
+/// An answer whose invariants were checked.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer {
     pub status: u16,
@@ -294,13 +295,13 @@ impl<S: Read + Write> Client<S> {
         Client { stream, pending: Vec::new() }
     }
 
-    /// Sends; a server that has closed by then is not a failure of the test.
+    /// Sends bytes. Ignores an error, as the server may have closed the connection by then.
     pub fn send(&mut self, bytes: impl AsRef<[u8]>) -> &mut Self {
         let _ = self.stream.write_all(bytes.as_ref());
         self
     }
 
-    /// The next answer, interim ones included.
+    /// Reads the next answer; an interim answer (100) counts as one.
     pub fn answer(&mut self) -> Answer {
         self.try_answer(false).expect("an answer, not the end")
     }
@@ -309,7 +310,7 @@ impl<S: Read + Write> Client<S> {
         self.try_answer(true).expect("an answer, not the end")
     }
 
-    /// The next answer, or `None` when the connection ends before its first byte.
+    /// Reads the next answer; `None` if the connection ends before its first byte.
     pub fn try_answer(&mut self, head_only: bool) -> Option<Answer> {
         let end = loop {
             if let Some(at) = self.pending.windows(4).position(|w| w == b"\r\n\r\n") {
@@ -356,7 +357,7 @@ impl<S: Read + Write> Client<S> {
         Some(answer)
     }
 
-    /// Returns whether the connection has ended, cleanly or not, without another byte.
+    /// Returns true if the connection has ended, with or without a reset, and without another byte.
     pub fn ends(&mut self) -> bool {
         self.pending.is_empty() && !self.more()
     }
@@ -387,7 +388,7 @@ impl Client<TcpStream> {
     }
 }
 
-/// Tries until there is something, for [`TIMEOUT`] at most.
+/// Tries again until there is a value, for [`TIMEOUT`] at most.
 pub fn until<T>(mut probe: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + TIMEOUT;
     loop {
@@ -403,7 +404,7 @@ pub fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Names of this process's threads.
+/// Returns the names of the threads of this process.
 pub fn threads() -> Vec<String> {
     std::fs::read_dir("/proc/self/task")
         .unwrap()
@@ -418,25 +419,26 @@ pub fn pause(time: Duration) {
     thread::sleep(time);
 }
 
-/// How many threads of tiny_http may be left by 200 starts. A thread that it starts with may miss the end of a server
-/// that lives for a moment only: it is woken without the lock that it is about to wait with. Any thread of this crate
-/// would be left 200 times.
+/// The most threads of tiny_http that may be left by 200 starts. A thread of tiny_http may miss the end of a server
+/// that lives for a moment only, because the wake-up is sent without the lock that it waits with. A thread of this
+/// crate that is left would be left 200 times.
 pub const MISSED: usize = 2;
 
-/// Returns whether this machine has IPv6.
+/// Returns true if this machine has IPv6.
 pub fn has_ipv6() -> bool {
     std::net::TcpListener::bind("[::1]:0").is_ok()
 }
 
-/// A port without a listener, outside of the range from which the system hands out ports.
+/// Returns a port without a listener, outside of the range from which the system assigns ports.
 pub fn free_port() -> u16 {
     static COUNT: AtomicUsize = AtomicUsize::new(0);
-    // Other processes that run these tests begin elsewhere.
+    // Begins at a port of its own, as other processes may run these tests.
     let start = std::process::id() as usize * 64;
     loop {
         let next = start + COUNT.fetch_add(1, Ordering::Relaxed);
         let port = 10_000 + u16::try_from(next % 20_000).expect("a remainder");
-        // Bound, but not listened on: a process that another test starts just now has a copy of it for a moment.
+        // Binds the port without listening: a process that another test is starting has a copy of the socket for a
+        // moment.
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
         socket.set_reuse_address(true).expect("an option of every socket");
         if socket.bind(&SocketAddr::from(([127, 0, 0, 1], port)).into()).is_ok() {
@@ -445,7 +447,7 @@ pub fn free_port() -> u16 {
     }
 }
 
-/// Resident memory of a process.
+/// Returns the resident memory of a process, in bytes.
 pub fn memory_kib(process: u32) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
     let line = status.lines().find(|line| line.starts_with("VmRSS:"));

@@ -1,4 +1,4 @@
-//! Bytes that are counted for clients that send slowly and do not read, and what happens if they are too many.
+//! Tests of the memory budget: clients that send slowly, or do not read their answers.
 
 use super::harness::{Client, Harness, connect_from, pause, until};
 use socket2::SockRef;
@@ -7,7 +7,7 @@ use std::{net::TcpStream, sync::atomic::Ordering, thread};
 
 const KIB: usize = 1 << 10;
 
-/// Memory for two bodies of the largest size.
+/// A budget of two bodies of the largest size.
 fn harness() -> Harness {
     Harness::with(|limits| {
         limits.memory_budget = 128 * KIB;
@@ -19,7 +19,7 @@ fn post(length: usize) -> String {
     format!("POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n")
 }
 
-/// A client that has sent this, which the frontend has read.
+/// Returns a client that has sent these bytes, which the frontend has read.
 fn sent(harness: &Harness, bytes: impl AsRef<[u8]>) -> Client<TcpStream> {
     let mut client = harness.connect();
     client.send(bytes);
@@ -41,7 +41,7 @@ fn a_body_has_its_memory_before_it_is_read() {
     let _second = sent(&harness, one());
     assert!((120_000..125_000).contains(&harness.budget.held()));
     is_refused(sent(&harness, one()));
-    // A request without a body is served meanwhile, and so is a body that fits.
+    // Serves a request without a body meanwhile, and a body that fits.
     let get = "GET /x HTTP/1.1\r\nHost: a\r\n\r\n";
     assert_eq!(sent(&harness, get).answer().status, 200);
     assert_eq!(sent(&harness, post(500) + &"y".repeat(500)).answer().status, 200);
@@ -63,7 +63,7 @@ fn a_request_takes_its_memory_along() {
     let gone = sent(&harness, hold(60_000));
     until(|| (harness.gate.held.load(Ordering::SeqCst) == 2).then_some(()));
     assert!(harness.budget.held() >= 120_000);
-    // Without a client, too, until the workers are done with it.
+    // Counts the memory until the workers are done, even if the client is gone.
     drop(gone);
     harness.barrier();
     assert!(harness.budget.held() >= 120_000);
@@ -73,8 +73,8 @@ fn a_request_takes_its_memory_along() {
     until(|| (harness.budget.held() == 0).then_some(()));
 }
 
-/// A request that waits for a worker gives its memory back with its connection, whatever ticket names it, and the ticket
-/// may get a newer request of the slot.
+/// Checks that a request that waits for a worker gives its memory back when its connection ends, whatever ticket names
+/// its slot. The ticket may get a newer request of the slot.
 #[test]
 fn a_body_whose_client_has_reset_its_connection_is_free_at_once() {
     let harness = harness();
@@ -111,13 +111,14 @@ fn a_body_in_chunks_has_memory_for_the_largest() {
     until(|| (harness.budget.held() == 0).then_some(()));
 }
 
-/// A request that waits to be told to go on (`Expect: 100-continue`).
+/// A request whose client waits for 100 (Continue).
 fn expecting(length: usize) -> String {
     post(length).replace("Host", "Expect: 100-continue\r\nHost")
 }
 
-/// A client that waits for a 100 is told to go on, or that there is no memory. Before each row, memory is held: by two
-/// clients whose bodies are incomplete and have waited for so long that one makes way, by two that have not, or by a worker.
+/// Checks that a client that waits for a 100 gets it, or 503 if there is no memory. Before each row, memory is held:
+/// by two clients whose incomplete bodies have stalled for so long that one is closed, by two clients that have not,
+/// or by a worker.
 #[test]
 fn a_client_that_waits_to_go_on_is_always_told() {
     let chunked = expecting(0).replace("Content-Length: 0", "Transfer-Encoding: chunked");
@@ -126,7 +127,7 @@ fn a_client_that_waits_to_go_on_is_always_told() {
         (chunked.clone(), true, 100),
         (expecting(60_000), false, 503),
         (chunked, false, 503),
-        // A request that is so small that it is not counted needs no memory of others.
+        // Closes no connection for a request that is so small that it is not counted.
         (expecting(500), false, 100),
         (expecting(500).replace("Host: a", &format!("Host: a\r\nX: {}", "x".repeat(5000))), false, 503),
     ];
@@ -158,7 +159,7 @@ fn a_client_that_waits_to_go_on_is_always_told() {
     }
 }
 
-/// A client that has sent a part of its body is not told to go on.
+/// Checks that a client that has sent a part of its body gets no 100.
 #[test]
 fn a_client_that_has_not_waited_is_not_told_to_go_on() {
     let harness = harness();
@@ -180,7 +181,7 @@ fn heads_are_counted_as_bodies_are() {
     assert!((120_000..128 * KIB).contains(&harness.budget.held()), "{}", harness.budget.held());
     is_refused(sent(&harness, &head));
     is_refused(sent(&harness, post(60_000) + "x"));
-    // Heads of the usual length are not refused.
+    // Refuses no head of the usual length.
     assert_eq!(sent(&harness, "GET /x HTTP/1.1\r\nHost: a\r\n\r\n").answer().status, 200);
     for client in &mut held {
         assert_eq!(client.send("\r\n\r\n").answer().status, 200);
@@ -188,7 +189,7 @@ fn heads_are_counted_as_bodies_are() {
     until(|| (harness.budget.held() == 0).then_some(()));
 }
 
-/// A whole request that does not fit takes nothing with it: it never reaches a worker.
+/// Checks that a complete request without memory is refused, reaches no worker, and closes no other connection.
 #[test]
 fn a_whole_request_without_memory_is_refused() {
     let harness = harness();
@@ -199,7 +200,7 @@ fn a_whole_request_without_memory_is_refused() {
     assert_eq!(sent(&harness, post(500) + &"y".repeat(500)).answer().status, 200);
 }
 
-/// An incomplete body that has waited for a second makes way even for a request of its own address.
+/// Checks that an incomplete body that has stalled for a second is given up even for a request of its own address.
 #[test]
 fn the_oldest_incomplete_body_makes_way() {
     let harness = harness();
@@ -243,8 +244,8 @@ fn answers_that_do_not_move_are_given_up_for_their_memory() {
     let mut smaller = big(3, 1_000_000);
     until(|| (harness.gate.answered.load(Ordering::SeqCst) == 2).then_some(()));
     assert!(harness.budget.held() > 4_500_000, "{}", harness.budget.held());
-    // The address that holds the most goes first. Reported only while it is there, and seldom, so that a frontend that is
-    // late on a busy machine does not close the other one for a second report.
+    // Closes the connection of the address that holds the most first. Reports a shortage only while that connection is
+    // there, and seldom: a frontend that is late on a busy machine must not close the other one for a second report.
     let mut reported = Instant::now();
     until(|| {
         if reported.elapsed() > Duration::from_secs(3) {
@@ -261,8 +262,8 @@ fn answers_that_do_not_move_are_given_up_for_their_memory() {
     until(|| (harness.budget.held() == 0).then_some(()));
 }
 
-/// Clients of few slots send whole bodies, for which there is hardly memory, and reset their connections: requests that are
-/// given up while older tickets of their slots are claimed.
+/// Checks that no memory stays counted. Clients of few slots send complete bodies, for which there is hardly memory,
+/// and reset their connections, so that requests are given up while older tickets of their slots are claimed.
 #[test]
 fn bodies_whose_clients_reset_confuse_no_request() {
     let harness = Harness::with(|limits| {

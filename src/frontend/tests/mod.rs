@@ -1,4 +1,4 @@
-//! The frontend as its clients meet it: raw bytes over real sockets, with a real tiny_http behind it.
+//! Tests of the frontend through raw bytes over real sockets, with a real tiny_http behind it.
 
 mod admission;
 mod harness;
@@ -70,7 +70,7 @@ fn requests_reach_the_workers_and_answers_their_clients() {
     assert_eq!(answer.json()["body"].as_str().unwrap().as_bytes(), long);
 }
 
-/// Also when every worker is blocked, in their order among other requests, and as other answers are.
+/// Checks that `/immediate` is answered although every worker is blocked, in its order among other requests.
 #[test]
 fn what_is_answered_at_once_needs_no_worker() {
     let harness = Harness::new();
@@ -95,7 +95,7 @@ fn what_is_answered_at_once_needs_no_worker() {
     assert_eq!(client.send(named).answer().header("X-Request-Id"), Some("mine"));
     let closing = immediate.replace("Host", "Connection: close\r\nHost");
     assert!(client.send(closing).answer().closes() && client.ends());
-    // Pipelined behind one that waits.
+    // Sends a second request behind one that waits.
     holding[0].send(&immediate).send(GET);
     assert_eq!(harness.gate.seen.load(Ordering::SeqCst), seen);
     harness.release();
@@ -128,7 +128,7 @@ fn refusals_are_answered_and_end_the_connection() {
     ];
     for (request, status) in rows {
         let mut client = harness.connect();
-        // One that is fine first, in the same write.
+        // Sends a valid request first, in the same write.
         client.send(format!("{GET}{request}"));
         assert_eq!(client.answer().status, 200);
         let answer = client.answer();
@@ -245,7 +245,7 @@ fn refusals_of_head_requests_have_no_body() {
         assert_eq!(answer.status, status, "{field}");
         assert!(client.ends(), "{field}");
     }
-    // The next request does not depend on the last one.
+    // Sends a request that does not depend on the last one.
     let harness = Harness::with(|limits| limits.head_timeout = SHORT);
     let mut client = harness.connect();
     assert_eq!(client.send(GET.replace("GET", "HEAD")).head_answer().status, 200);
@@ -255,7 +255,7 @@ fn refusals_of_head_requests_have_no_body() {
 #[test]
 fn the_end_of_sending_is_not_the_end_of_listening() {
     let harness = Harness::new();
-    // Together with the request, and while it is in work.
+    // Ends sending together with the request, and while the request is in work.
     let mut client = harness.connect();
     client.send(format!("{GET}{GET}")).finish();
     assert_eq!([client.answer().status, client.answer().status], [200, 200]);
@@ -268,7 +268,7 @@ fn the_end_of_sending_is_not_the_end_of_listening() {
     harness.release();
     assert_eq!(client.answer().status, 200);
     assert!(client.ends());
-    // Half a request is none.
+    // Ends the connection after half a request.
     let mut client = harness.connect();
     assert!(client.send("GET / HT").finish().ends());
     let mut client = harness.connect();
@@ -371,14 +371,14 @@ fn a_flood_does_not_starve_others() {
 
 #[test]
 fn large_answers_to_slow_readers_hold_no_worker() {
-    // The last of them waits for all others to be read.
+    // Waits until all of them were read.
     let limits = Limits { write_timeout: 3 * TIMEOUT, ..Limits::default() };
     let harness = Harness::start(Listener::bind("127.0.0.1", 0).unwrap(), &limits, 1);
     let mut slow: Vec<_> = (0..10).map(|_| harness.connect()).collect();
     for client in &mut slow {
         client.send(format!("GET /big/8000000 HTTP/1.1\r\nHost: a\r\n\r\n{GET}"));
     }
-    // The only worker is free all the same.
+    // Shows that the only worker is free.
     assert_eq!(harness.connect().send(GET).answer().status, 200);
     for client in &mut slow {
         assert_eq!(client.answer().body.len(), 8_000_000);
@@ -405,7 +405,7 @@ fn clients_that_vanish_disturb_nothing() {
             _ => drop(client.send(GET.repeat(50))),
         }
         if i % 2 == 0 {
-            // With a reset instead of an orderly end.
+            // Ends the connection with a reset.
             SockRef::from(&client.stream).set_linger(Some(Duration::ZERO)).unwrap();
         }
         drop(client);
@@ -433,14 +433,14 @@ fn requests_of_a_client_that_has_reset_its_connection_are_dropped() {
     harness.barrier();
     harness.release();
     assert_eq!(holding.answer().status, 200);
-    // The requests that were claimed before the reset are late, the others are gone.
+    // Drops the answers to requests that were claimed before the reset; the other requests are never claimed.
     assert_eq!(harness.connect().send(GET).answer().status, 200);
     until(|| (harness.gate.answered.load(Ordering::SeqCst) == 2).then_some(()));
     let (seen, late) = (&harness.gate.seen, &harness.gate.late);
     until(|| (seen.load(Ordering::SeqCst) == late.load(Ordering::SeqCst) + 2).then_some(()));
 }
 
-/// Sends more every now and then, until there is an answer.
+/// Sends bytes now and then, until there is an answer.
 fn insist(client: &mut Client<TcpStream>, more: &str) {
     client.stream.set_read_timeout(Some(SHORT / 6)).unwrap();
     until(|| {
@@ -453,7 +453,7 @@ fn insist(client: &mut Client<TcpStream>, more: &str) {
 #[test]
 fn heads_have_a_deadline_that_no_byte_extends() {
     let harness = Harness::with(|limits| limits.head_timeout = SHORT);
-    // The beginning, and what comes again and again.
+    // The first bytes, and the bytes that are sent again and again.
     let rows = [
         ("G", ""),
         ("\r\n", ""),
@@ -498,7 +498,7 @@ fn idle_connections_have_a_deadline() {
     const IDLE: Duration = Duration::from_secs(1);
     let harness = Harness::with(|limits| limits.idle_timeout = IDLE);
     for send in ["", GET] {
-        // Before it connects: its time begins when it is let in.
+        // Takes the time before the client connects, because its deadline counts from its admission.
         let start = Instant::now();
         let mut client = harness.connect();
         if !send.is_empty() {
@@ -507,7 +507,7 @@ fn idle_connections_have_a_deadline() {
         assert!(client.ends(), "without a word");
         assert!(start.elapsed() >= IDLE, "{:?}", start.elapsed());
     }
-    // Not while it asks now and then.
+    // Closes no connection with a request now and then.
     let mut client = harness.connect();
     for _ in 0..10 {
         assert_eq!(client.send(GET).answer().status, 200);
@@ -522,9 +522,9 @@ fn answers_have_a_deadline() {
     client.send("GET /big/20000000 HTTP/1.1\r\nHost: a\r\n\r\n");
     until(|| (harness.gate.answered.load(Ordering::SeqCst) == 1).then_some(()));
     pause(SHORT * 4);
-    // Its connection is let in after the deadline, and read after those that are late were ended.
+    // Lets a connection in after the deadline, and reads it after the late ones were ended.
     harness.barrier();
-    // Bytes that the kernel had taken arrive, and then the connection is gone.
+    // Reads the bytes that the kernel had taken, then the end of the connection.
     let mut bytes = Vec::new();
     let _ = client.stream.read_to_end(&mut bytes);
     assert!(bytes.len() < 20_000_000);
@@ -554,7 +554,7 @@ fn requests_have_a_deadline_even_if_every_worker_is_stuck() {
     assert!(start.elapsed() >= DEADLINE, "{:?}", start.elapsed());
     assert_eq!(harness.gate.seen.load(Ordering::SeqCst), 4);
     harness.release();
-    // The late answers are dropped, the ones that were not begun too.
+    // Drops the late answers, and those of requests that were not begun.
     until(|| (harness.gate.late.load(Ordering::SeqCst) == 20).then_some(()));
     assert_eq!(harness.connect().send(GET).answer().status, 200);
 }
@@ -607,7 +607,7 @@ fn without_an_idle_connection_there_is_a_503() {
         assert_eq!(answer.header("retry-after"), Some("1"));
         assert!(answer.closes() && client.ends());
     }
-    // However many are being told so at once: none of them gets a connection, and the answer reaches each.
+    // Gives each of many surplus clients the answer and no connection.
     let mut refused: Vec<_> = (0..600).map(|_| harness.connect()).collect();
     for client in &mut refused {
         assert_eq!(client.send(GET).answer().status, 503);
@@ -629,7 +629,8 @@ fn half_read_requests_are_not_idle() {
     half.send("GET / HTTP/1.1\r\n");
     let mut body = harness.connect();
     body.send(post(3) + "a");
-    // Until both were read, one of them may look idle to the frontend; it reads in the order of arrival.
+    // Waits until both were read, as one of them may look idle to the frontend. The frontend reads in the order of
+    // arrival.
     let mut working = harness.connect();
     working.send(HOLD);
     until(|| (harness.gate.seen.load(Ordering::SeqCst) == 1).then_some(()));
@@ -642,12 +643,12 @@ fn half_read_requests_are_not_idle() {
 
 #[test]
 fn what_tiny_http_does_not_survive_does_not_get_through() {
-    // Requests that tiny_http alone does not survive, beside those of other tests here.
+    // Sends requests that tiny_http alone does not survive.
     let harness = Harness::new();
     let mut client = harness.connect();
-    // A length that no memory holds.
+    // Declares a length that no memory holds.
     assert_eq!(harness.connect().send(post(99_999_999_999) + "x").answer().status, 413);
-    // A slow body holds no worker.
+    // Shows that a slow body holds no worker.
     let slow: Vec<_> = (0..50)
         .map(|_| {
             let mut slow = harness.connect();
@@ -657,10 +658,10 @@ fn what_tiny_http_does_not_survive_does_not_get_through() {
         .collect();
     assert_eq!(client.send(GET).answer().status, 200);
     drop(slow);
-    // An upgrade is not one.
+    // Asks for an upgrade, which is not made.
     client.send(format!("{}{GET}", GET.replace("Host", "Connection: upgrade\r\nUpgrade: h2c\r\nHost")));
     assert_eq!([client.answer().status, client.answer().status], [200, 200]);
-    // A line that is not ASCII would end tiny_http's stream.
+    // Sends a line that is not ASCII, which would end the stream of tiny_http.
     client.send(b"GET / HTTP/1.1\r\nHost: a\r\nAuthorization: \xff\r\nX: \xe9\r\n\r\n");
     assert_eq!(client.answer().json()["fields"][1][1], "\u{fffd}");
 }
@@ -706,7 +707,7 @@ fn a_broken_private_stream_is_reported_and_ends_the_frontend() {
 
 #[test]
 fn a_stop_answers_what_has_begun() {
-    // The system hands this port to no other test once it is free.
+    // Uses a port that the system assigns to no other test once it is free.
     let listener = Listener::bind("127.0.0.1", free_port()).unwrap();
     let limits = Limits { stop_timeout: 2 * TIMEOUT, ..Limits::default() };
     let mut harness = Harness::start(listener, &limits, 4);
@@ -766,7 +767,7 @@ fn a_stop_under_load_loses_no_answer() {
             .map(|mut client| {
                 std::thread::spawn(move || {
                     let mut answers = 0;
-                    // Ends between answers, never within one, which `try_answer` would not stand.
+                    // Ends connections between two answers, never within one: `try_answer` would fail.
                     while client.send(GET).try_answer(false).is_some() {
                         answers += 1;
                     }
@@ -777,7 +778,7 @@ fn a_stop_under_load_loses_no_answer() {
         until(|| (harness.gate.answered.load(Ordering::SeqCst) > 500).then_some(()));
         drop(harness.frontend.take());
         let answers: usize = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
-        // A worker counts when the client may have its answer already.
+        // Waits, because a worker may count an answer after the client has it.
         until(|| (harness.gate.answered.load(Ordering::SeqCst) >= answers).then_some(()));
         assert_eq!(answers, harness.gate.answered.load(Ordering::SeqCst));
         assert_eq!(harness.gate.late.load(Ordering::SeqCst), 0);
@@ -796,7 +797,7 @@ fn connections_for_one_request_each() {
         assert!(answer.status == 200 && answer.closes());
         assert!(client.ends());
     }
-    // A worker counts when the client may have its answer already.
+    // Waits, because a worker may count an answer after the client has it.
     until(|| (harness.gate.answered.load(Ordering::SeqCst) == 2000).then_some(()));
 }
 
@@ -823,26 +824,26 @@ fn unix_sockets_and_their_files() {
     pause(Duration::from_millis(20));
     assert_eq!(slow.answer().body.len(), 8_000_000);
     assert_eq!(slow.answer().status, 200);
-    // In use: refused, and left alone.
+    // Refuses a path that is in use, and leaves its file.
     assert_eq!(failure(Listener::bind(&host, 0)), (host.clone(), std::io::ErrorKind::AddrInUse));
     assert_eq!(connect().send(GET).answer().status, 200);
     harness.stop();
     assert!(!path.exists(), "removed at stop");
-    // Stale: replaced.
+    // Replaces the file of a socket without a listener.
     let stale = std::os::unix::net::UnixListener::bind(&path).unwrap();
-    // Closing it leaves it to a process that another test starts just now.
+    // Shuts the socket down: a process that another test is starting has a copy of it.
     SockRef::from(&stale).shutdown(Shutdown::Both).unwrap();
     drop(stale);
     assert!(path.exists());
     let listener = Listener::bind(&host, 0).unwrap();
-    // Not ours any more: left alone.
+    // Leaves a file that another process has put there.
     std::fs::remove_file(&path).unwrap();
     std::fs::write(&path, "precious").unwrap();
     drop(listener);
     assert_eq!(failure(Listener::bind(&host, 0)), (host, std::io::ErrorKind::Other));
     assert_eq!(std::fs::read(&path).unwrap(), b"precious");
     std::fs::remove_file(&path).unwrap();
-    // Made by a supervisor: served, and its file stays.
+    // Serves a socket of a supervisor, and leaves its file.
     let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
     let mode = path.metadata().unwrap().permissions().mode();
     let harness = Harness::start(Listener::from_fds([Ok(listener.into())]).unwrap(), &Limits::default(), 2);
@@ -887,13 +888,13 @@ fn addresses() {
     assert_eq!(failure(Listener::bind("no.such.host.invalid", 1)).0, "no.such.host.invalid:1");
 }
 
-// A test that changes or measures the process as a whole needs a process of its own.
+// Runs a test in a process of its own if it changes or measures the whole process.
 
-/// A server in another process, ended with its standard input.
+/// A frontend in another process, which ends with its standard input.
 struct Elsewhere {
     child: Child,
     address: String,
-    /// Kept open, so that its test harness can say what it likes to.
+    /// Keeps the standard output open that the harness of the other process writes to.
     _output: BufReader<ChildStdout>,
 }
 
@@ -925,10 +926,10 @@ impl Elsewhere {
         until(|| self.try_connect().ok())
     }
 
-    /// The processor time that it has taken, in hundredths of a second.
+    /// Returns the processor time that the process has taken, in hundredths of a second.
     fn ticks(&self) -> u64 {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
-        // After the name: utime and stime.
+        // Reads utime and stime, the fields at these positions behind the name.
         let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
         [fields[11], fields[12]].map(|ticks| ticks.parse::<u64>().unwrap()).iter().sum()
     }
@@ -941,7 +942,7 @@ impl Drop for Elsewhere {
     }
 }
 
-/// Not a test: the other process, started by the tests below with `FRONTEND_TASK` set.
+/// Runs the other process if `FRONTEND_TASK` is set, as the tests below do. This is no test.
 #[test]
 fn elsewhere() {
     let Ok(task) = std::env::var("FRONTEND_TASK") else { return };
@@ -953,7 +954,8 @@ fn elsewhere() {
         Limits { max_connections: if task == "serve" { argument } else { 1024 }, ..Limits::default() };
     let harness = Harness::start(Listener::bind("127.0.0.1", 0).unwrap(), &limits, 4);
     if task == "starve" {
-        // tiny_http has taken its one stream by the answer; it does not survive having no descriptor for that.
+        // Waits for an answer, by which tiny_http has accepted its one stream: it would not survive having no
+        // descriptor for that.
         assert_eq!(harness.connect().send(GET).answer().status, 200);
         use nix::sys::resource::{Resource, getrlimit, setrlimit};
         let hard = getrlimit(Resource::RLIMIT_NOFILE).unwrap().1;
@@ -966,10 +968,10 @@ fn elsewhere() {
 #[test]
 fn running_out_of_descriptors_is_survived() {
     let server = Elsewhere::start("starve", 100);
-    // Idle ones are closed for new ones.
+    // Closes idle connections for new clients.
     let idle: Vec<_> = (0..300).filter_map(|_| server.try_connect().ok()).collect();
     assert_eq!(server.connect().send(GET).answer().status, 200);
-    // Busy ones do not; nothing can be accepted then, and nothing breaks.
+    // Closes no busy connection: no client is accepted until one ends.
     let busy: Vec<_> = (0..300)
         .filter_map(|_| {
             let mut client = server.try_connect().ok()?;
@@ -1043,7 +1045,7 @@ fn two_hundred_starts_and_stops_leave_nothing() {
 }
 
 fn again_and_again(times: usize) {
-    // The system hands it to no other process between two servers.
+    // Uses a port that the system assigns to no other process between two servers.
     let port = free_port();
     println!("\nhttp://127.0.0.1:{port}");
     let once = || {
@@ -1065,11 +1067,11 @@ fn again_and_again(times: usize) {
     let before = (descriptors(), files());
     for _ in 0..times {
         once();
-        // Joined, though the system may list it for a moment more.
+        // Waits for the thread, which the system may list for a moment after it was joined.
         until(|| threads().iter().all(|name| name != "frontend").then_some(()));
     }
     assert_eq!(files(), before.1);
-    // tiny_http's idle threads end by themselves, five seconds later.
+    // Waits for tiny_http's idle threads, which end by themselves after five seconds.
     until(|| (descriptors() <= before.0).then_some(()));
     until(|| (threads().len() <= 3 + MISSED).then_some(()));
 }

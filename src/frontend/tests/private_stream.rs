@@ -1,5 +1,5 @@
-//! The published defects of tiny_http 0.12 (CVE-2026-66752: Transfer-Encoding, CVE-2026-66753: CR and LF in fields, pull
-//! request 290: a declared length is allocated), as a client would use them, and what reaches the workers then. The
+//! Requests that use the published defects of tiny_http 0.12, and what reaches the workers: CVE-2026-66752
+//! (Transfer-Encoding), CVE-2026-66753 (CR and LF in fields), pull request 290 (a declared length is allocated). The
 //! harness checks that no ticket has fields or a body.
 
 use super::harness::Harness;
@@ -24,13 +24,13 @@ fn no_client_reaches_the_defects_of_tiny_http() {
     ] {
         assert_eq!(harness.connect().send(request(fields)).answer().status, status, "{fields:?}");
     }
-    // A body of a length that is allowed, and that never comes.
+    // Declares a body of an allowed length, and never sends it.
     let mut short = harness.connect();
     short.send(request("Content-Length: 60000\r\n\r\nx")).finish();
     assert!(short.ends());
     assert_eq!(harness.gate.seen.load(Ordering::SeqCst), 0, "nothing arrives");
 
-    // A request that is served reaches its worker as it was sent, and tiny_http not at all.
+    // Shows that a served request reaches its worker as it was sent, and tiny_http not at all.
     let chunked = request(
         "Transfer-Encoding: chunked\r\nX-Smuggled: 1\r\n\r\n5\r\nGET /\r\n0\r\nX-Smuggled: 1\r\n\r\n",
     );

@@ -1,13 +1,14 @@
-//! Which commands are executed next, in which batches, and how many batches at once. A pure value: no thread, no lock
-//! and no clock of its own.
+//! The queues of commands. They decide which commands are executed next, in which batches, and how many batches at
+//! once. A pure value: no thread, no lock and no clock of its own.
 //!
-//! Each lane is one queue. A batch is what arrived while earlier batches of its lane were in flight; no command waits
-//! for a batch to fill. Rules that hold for any number of commands and locks:
-//! - writes leave one session to reads, creates and changes leave one to each other, and lists leave one to finds;
-//! - lanes take turns, and so do the addresses within a lane;
-//! - one change of a row is in flight at a time, the oldest of its lane first; the row stays taken until the last
-//!   statement of its change has ended;
-//! - a command that met a lock is retried alone after a pause, and retries take half of the sessions for writes.
+//! Each kind of statement has a queue, its lane. A batch has the commands that arrived while earlier batches of their
+//! lane were in flight; no command waits for a batch to fill. These rules hold for any number of commands and locks:
+//! - Batches of writes leave one session to reads, creates and changes leave one to each other, and lists leave one to
+//!   finds.
+//! - Lanes take turns, and so do the addresses of clients within a lane.
+//! - One change of a row is in flight at a time, the oldest of its lane first. The row stays taken until the last
+//!   statement of its change has ended.
+//! - A command that met a lock is retried alone after a pause. Retries take at most half of the sessions for writes.
 
 use crate::http::PeerKey;
 use crate::operations::{Lane, Step, retry_pause};
@@ -23,34 +24,35 @@ const CREATE: usize = Lane::Create as usize;
 const CHANGE: usize = Lane::Change as usize;
 const SINGLE: usize = Lane::Single as usize;
 const HASH: usize = Lane::Hash as usize;
-/// The queue of commands that met a lock, behind the queues of the lanes.
+/// The queue of commands that met a lock. It comes after the queues of the lanes.
 const RETRY: usize = Lane::VARIANTS.len();
 
-/// The time below which a batch counts as short.
+/// A batch that takes less time counts as short: it waits for no network and no slow disk.
 const SHORT_BATCH: Duration = Duration::from_millis(1);
 
-/// Time that each command adds to a batch of writes.
-const PER_WRITE: Duration = Duration::from_micros(20);
+/// The time that each command adds to a batch of writes.
+const TIME_PER_WRITE: Duration = Duration::from_micros(20);
 
-/// Time in flight after which a batch is taken to be stuck.
+/// A batch that is in flight for longer counts as stuck: most likely it waits for a lock.
 const STUCK_BATCH: Duration = Duration::from_millis(5);
 
-/// Users of the lists in flight from which on no further list starts. With one more page, this bounds the memory of rows.
+/// The most users that the lists in flight may have when another list starts. With one more page, this bounds the
+/// memory of their rows.
 const MAX_LISTED_USERS: usize = page::MAX_USERS as usize;
 
-/// Work that may wait for the threads that hash.
+/// The longest time that a password may wait for the threads that hash.
 const MAX_HASH_WAIT: Duration = Duration::from_secs(2);
 
-/// Resources that may be in use at once.
+/// The most batches and hashes that may be in flight, and the time for retries.
 #[derive(Debug, Clone, Copy)]
 pub struct Capacity {
-    /// Batches of statements.
+    /// The most batches of statements in flight: one for each session.
     pub sessions: usize,
-    /// Passwords that are hashed at once.
+    /// The most passwords that are hashed at once.
     pub hashers: usize,
-    /// Processor cores, shared with a database on this machine.
+    /// The processor cores of the machine, which a database may share.
     pub cores: usize,
-    /// Time from its arrival on in which a command that meets locks is retried.
+    /// How long after its arrival a command that meets locks is retried.
     pub retry_for: Duration,
 }
 
@@ -63,23 +65,24 @@ pub struct Queued<T> {
     pub step: Step,
     peer: PeerKey,
     arrived: Instant,
-    /// The command is not executed before this time.
+    /// The earliest time at which the command may be executed.
     due: Instant,
     /// The number of times that the command has met a lock.
     retries: usize,
+    /// True if no other change of the same row may start: this one is in flight or paused.
     owns_row: bool,
 }
 
 /// Commands to be executed by one thread.
 #[derive(Debug)]
 pub struct Batch<T> {
-    /// The commands, in the order of their arrival. They may be taken out before the batch is [finished].
+    /// The commands, in the order of their arrival. The caller may take them out before the batch [ends].
     ///
-    /// [finished]: Lanes::finished
+    /// [ends]: Lanes::end_batch
     pub commands: Vec<Queued<T>>,
     queue: usize,
     started: Instant,
-    /// The number of commands in the batch.
+    /// The number of commands that the batch began with.
     size: usize,
     /// The most users that the lists of the batch have; 0 for a batch of other commands.
     pub users: usize,
@@ -89,11 +92,12 @@ struct Queue<T> {
     waiting: VecDeque<Queued<T>>,
     /// When each batch in flight was started.
     in_flight: Vec<Instant>,
-    /// The number of the last batch of this queue: the queue with the lowest number is next.
+    /// The number of the last batch of this queue. The queue with the lowest number has the next turn.
     last: u64,
-    /// The address that was served last.
+    /// The address whose turn was last.
     last_peer: PeerKey,
-    /// The time that the last batch took. Rises to at most twice its former value, as a busy core lengthens batches.
+    /// The time that the last batch took, or an average for hashes. Rises to at most twice its former value, because a
+    /// busy core may delay one batch.
     took: Duration,
 }
 
@@ -101,11 +105,11 @@ struct Queue<T> {
 pub struct Lanes<T> {
     capacity: Capacity,
     queues: [Queue<T>; RETRY + 1],
-    /// Rows with a change that is in flight or paused. Other changes of them stay in their queues.
+    /// Ids of users with a change that is in flight or paused. Other changes of these users stay queued.
     rows: HashSet<i64>,
-    queued: usize,
+    /// The number of batches that were started.
     batches: u64,
-    /// Users of the lists in flight.
+    /// The most users that the lists in flight may have.
     users: usize,
 }
 
@@ -117,64 +121,64 @@ impl<T> Lanes<T> {
             in_flight: Vec::new(),
             last: 0,
             last_peer: None,
-            // First estimates of the pace: a hash with the parameters of OWASP takes 20 ms, and a database on
+            // Estimates before the first batch: a hash with the parameters of OWASP takes 20 ms, and a database on
             // this machine answers at once.
             took: if at == HASH { Duration::from_millis(20) } else { Duration::ZERO },
         };
         let queues = std::array::from_fn(queue);
-        Lanes { capacity, queues, rows: HashSet::new(), queued: 0, batches: 0, users: 0 }
+        Lanes { capacity, queues, rows: HashSet::new(), batches: 0, users: 0 }
     }
 
-    /// Queues a command. Returns the one that is refused for it if too many passwords wait: the newest of the address
-    /// that has the most.
+    /// Queues a command. If too many passwords wait to be hashed, returns a command that is refused: the newest one of
+    /// the address that has the most.
     pub fn push(&mut self, work: T, step: Step, peer: PeerKey, now: Instant) -> Option<T> {
         let command = Queued { work, step, peer, arrived: now, due: now, retries: 0, owns_row: false };
-        self.queue(command)
+        self.push_next(command, step)
     }
 
-    /// Queues a command for its next statement or hash; returns what [`Lanes::push`] does.
+    /// Queues a command for its next step. Returns a refused command as [`Lanes::push`] does.
     pub fn push_next(&mut self, command: Queued<T>, step: Step) -> Option<T> {
-        self.queue(Queued { step, ..command })
+        self.queues[step.lane as usize].waiting.push_back(Queued { step, ..command });
+        if step.lane == Lane::Hash { self.refuse_a_hash() } else { None }
     }
 
-    /// Queues a command that met a lock, behind a pause of 10 to 80 ms. Ends it and gives it back if its time is up.
+    /// Queues a command that met a lock, to be executed after a pause of 10 to 80 ms. If its time is up, ends the
+    /// command and returns it.
     pub fn retry(&mut self, mut command: Queued<T>, now: Instant) -> Option<T> {
         command.due = now + retry_pause(command.retries);
         if command.due > command.arrived + self.capacity.retry_for {
-            self.done(&command);
+            self.free_row(&command);
             return Some(command.work);
         }
         command.retries += 1;
-        self.queued += 1;
         let queue = if command.step.lane == Lane::Hash { HASH } else { RETRY };
         self.queues[queue].waiting.push_back(command);
         None
     }
 
-    /// Frees the row of a command that is done, or that no client waits for.
-    pub fn done(&mut self, command: &Queued<T>) {
+    /// Frees the row of a command that is done, or whose client does not wait any more.
+    pub fn free_row(&mut self, command: &Queued<T>) {
         if let Some(row) = command.step.changed_user.filter(|_| command.owns_row) {
             self.rows.remove(&row);
         }
     }
 
-    /// Takes the batch to execute now, of the queue whose last batch is the longest ago: of passwords if `hashes` is set,
-    /// else of statements.
-    pub fn next(&mut self, now: Instant, hashes: bool) -> Option<Batch<T>> {
-        let at = self.ready(now, hashes)?;
+    /// Takes the batch to execute now, from the ready queue whose last batch is the longest ago. With `hashes`, takes
+    /// a password to hash, else a batch of statements.
+    pub fn take_batch(&mut self, now: Instant, hashes: bool) -> Option<Batch<T>> {
+        let at = self.find_ready(now, hashes)?;
         let left = if at == LIST { MAX_LISTED_USERS - self.users } else { usize::MAX };
         let queue = &mut self.queues[at];
-        let commands = queue.take(batch_limit(at), left, &mut self.rows, now);
+        let commands = queue.take_commands(max_batch(at), left, &mut self.rows, now);
         self.batches += 1;
         queue.last = self.batches;
         queue.in_flight.push(now);
-        self.queued -= commands.len();
         let users = commands.iter().map(|command| command.step.max_users).sum();
         self.users += users;
         Some(Batch { size: commands.len(), commands, queue: at, started: now, users })
     }
 
-    /// Returns when a batch becomes ready even if nothing is pushed and nothing finishes.
+    /// Returns the time at which a batch becomes ready by itself: a pause ends, or a batch in flight counts as stuck.
     pub fn next_due(&self, now: Instant, hashes: bool) -> Option<Instant> {
         let queues = self.queues.iter().enumerate().filter(|(at, _)| (*at == HASH) == hashes);
         let times = queues.filter(|(_, queue)| !queue.waiting.is_empty()).flat_map(|(_, queue)| {
@@ -184,8 +188,9 @@ impl<T> Lanes<T> {
         times.filter(|at| *at > now).min()
     }
 
-    /// Reports the end of a batch. Each of its commands is then [done](Lanes::done), or queued again.
-    pub fn finished(&mut self, batch: &Batch<T>, now: Instant) {
+    /// Records the end of a batch. The caller then queues each of its commands again, or calls [`Lanes::free_row`] with
+    /// it.
+    pub fn end_batch(&mut self, batch: &Batch<T>, now: Instant) {
         let queue = &mut self.queues[batch.queue];
         let place = queue.in_flight.iter().position(|other| *other == batch.started);
         queue.in_flight.swap_remove(place.expect("it is in flight"));
@@ -193,14 +198,14 @@ impl<T> Lanes<T> {
         let took = now - batch.started;
         queue.took = match batch.queue {
             HASH => (7 * queue.took + took) / 8,
-            at if writes(at) => took.saturating_sub(PER_WRITE * batch.size as u32),
+            at if has_writes(at) => took.saturating_sub(TIME_PER_WRITE * batch.size as u32),
             _ => took,
         }
         .min(2 * queue.took.max(SHORT_BATCH / 8));
     }
 
-    /// Drops the queued commands that no client waits for.
-    pub fn retain(&mut self, awaited: impl Fn(&T) -> bool) {
+    /// Drops the queued commands whose client does not wait any more: `awaited` returns false for them.
+    pub fn retain_awaited(&mut self, awaited: impl Fn(&T) -> bool) {
         let mut dropped = Vec::new();
         for waiting in self.queues.iter_mut().map(|queue| &mut queue.waiting) {
             let (kept, gone): (VecDeque<_>, VecDeque<_>) =
@@ -208,13 +213,12 @@ impl<T> Lanes<T> {
             *waiting = kept;
             dropped.extend(gone);
         }
-        self.queued -= dropped.len();
-        dropped.iter().for_each(|command| self.done(command));
+        dropped.iter().for_each(|command| self.free_row(command));
     }
 
     /// Returns the number of queued commands.
     pub fn len(&self) -> usize {
-        self.queued
+        self.queues.iter().map(|queue| queue.waiting.len()).sum()
     }
 
     /// Returns the number of passwords that wait to be hashed.
@@ -222,19 +226,13 @@ impl<T> Lanes<T> {
         self.queues[HASH].waiting.len()
     }
 
-    /// Returns whether no command is queued and none in flight.
+    /// Returns true if no command is queued or in flight.
     pub fn is_idle(&self) -> bool {
-        self.queued == 0 && self.queues.iter().all(|queue| queue.in_flight.is_empty())
+        self.queues.iter().all(|queue| queue.waiting.is_empty() && queue.in_flight.is_empty())
     }
 
-    fn queue(&mut self, command: Queued<T>) -> Option<T> {
-        self.queued += 1;
-        let lane = command.step.lane;
-        self.queues[lane as usize].waiting.push_back(command);
-        if lane == Lane::Hash { self.refuse_a_hash() } else { None }
-    }
-
-    /// Removes a command from the queue of passwords if they are more than the threads hash in [`MAX_HASH_WAIT`].
+    /// Removes a command if more passwords wait than the threads hash in [`MAX_HASH_WAIT`]: the newest one of the
+    /// address that has the most.
     fn refuse_a_hash(&mut self) -> Option<T> {
         let Queue { waiting, took, .. } = &mut self.queues[HASH];
         let most = MAX_HASH_WAIT.as_micros() / took.as_micros().max(1) * self.capacity.hashers as u128;
@@ -244,12 +242,11 @@ impl<T> Lanes<T> {
         let mut counts: HashMap<PeerKey, usize> = HashMap::new();
         waiting.iter().for_each(|command| *counts.entry(command.peer).or_default() += 1);
         let at = (0..waiting.len()).max_by_key(|at| (counts[&waiting[*at].peer], *at))?;
-        self.queued -= 1;
         waiting.remove(at).map(|command| command.work)
     }
 
-    /// Returns the queue of the batch that [`Lanes::next`] takes, if there is one.
-    pub fn ready(&self, now: Instant, hashes: bool) -> Option<usize> {
+    /// Returns the queue of the batch that [`Lanes::take_batch`] takes, if there is one.
+    pub fn find_ready(&self, now: Instant, hashes: bool) -> Option<usize> {
         let is_ready = |at: &usize| {
             (*at == HASH) == hashes
                 && !self.queues[*at].waiting.is_empty()
@@ -263,7 +260,7 @@ impl<T> Lanes<T> {
     fn may_start(&self, at: usize, now: Instant) -> bool {
         let Capacity { sessions, hashers, .. } = self.capacity;
         let (but_one, but_two) = ((sessions - 1).max(1), sessions.saturating_sub(2).max(1));
-        // Queues, and the most batches that they may have in flight together.
+        // Groups of queues, and the most batches that the queues of a group may have in flight together.
         let bounds: [(&[usize], usize); 7] = [
             (&[FIND, LIST, CREATE, CHANGE, SINGLE, RETRY], sessions),
             (&[CREATE, CHANGE, SINGLE, RETRY], but_one),
@@ -280,33 +277,32 @@ impl<T> Lanes<T> {
             && (at != LIST || self.users < MAX_LISTED_USERS)
     }
 
-    /// Returns whether the pace of a queue allows one more batch now.
+    /// Returns true if the pace of a queue allows one more batch now.
     ///
-    /// Short batches wait for no network and no slow disk: if they were in flight on more than half of the cores, they
-    /// would only compete with one another, while a later batch is larger. Two batches of writes of one lane overlap,
-    /// because each waits for its commit. Longer batches wait for the network or a disk, so they may use all sessions.
-    /// A batch that is in flight for [`STUCK_BATCH`] waits for a lock, most likely, and does not hold up the next one.
+    /// Short batches occupy a core, as they wait for no network and no slow disk. If they were in flight on more than
+    /// half of the cores, they would compete with one another, while a later batch would be larger. Two batches of
+    /// writes of one lane may overlap, because each waits for its commit. Longer batches wait for the network or a
+    /// disk, so they may use all sessions. A stuck batch does not hold up the next one.
     fn is_paced(&self, at: usize, now: Instant) -> bool {
         let Queue { in_flight, took, .. } = &self.queues[at];
-        let few = (self.capacity.cores / 2).max(1 + usize::from(writes(at)));
+        let few = (self.capacity.cores / 2).max(1 + usize::from(has_writes(at)));
         let moving = in_flight.iter().filter(|started| now < **started + STUCK_BATCH).count();
-        batch_limit(at) == 1 || *took >= SHORT_BATCH || moving < few
+        max_batch(at) == 1 || *took >= SHORT_BATCH || moving < few
     }
 }
 
 impl<T> Queued<T> {
-    /// Returns whether a command may start: its pause is over, and no other change of its row is in flight or
-    /// paused.
+    /// Returns true if a command may start: its pause is over, and no other change of its row is in flight or paused.
     fn may_start(&self, rows: &HashSet<i64>, now: Instant) -> bool {
         self.due <= now && (self.owns_row || self.step.changed_user.is_none_or(|row| !rows.contains(&row)))
     }
 }
 
 impl<T> Queue<T> {
-    /// Takes up to `limit` commands that may start, and of lists only while they have fewer users than `users`: one of each
-    /// address first, beginning behind the address whose turn was last, then by age. Of the changes of a row, takes the
-    /// oldest, and the row.
-    fn take(
+    /// Takes up to `limit` commands that may start, but no further list once the taken lists may have `users` users.
+    /// Takes one command of each address first, beginning behind the address whose turn was last; then the oldest
+    /// commands. Of the changes of a row, takes the oldest, which then owns the row.
+    fn take_commands(
         &mut self,
         limit: usize,
         mut users: usize,
@@ -342,11 +338,11 @@ impl<T> Queue<T> {
                 self.last_peer = peer;
             }
         }
-        self.remove(is_chosen)
+        self.remove_chosen(is_chosen)
     }
 
-    /// Removes the commands that are chosen, and returns them in their order.
-    fn remove(&mut self, is_chosen: Vec<bool>) -> Vec<Queued<T>> {
+    /// Removes the chosen commands from the queue, and returns them in their order.
+    fn remove_chosen(&mut self, is_chosen: Vec<bool>) -> Vec<Queued<T>> {
         let mut removed = Vec::new();
         for is_chosen in is_chosen {
             match self.waiting.pop_front() {
@@ -358,12 +354,13 @@ impl<T> Queue<T> {
     }
 }
 
-fn writes(queue: usize) -> bool {
+/// Returns true if the commands of a queue change rows.
+fn has_writes(queue: usize) -> bool {
     matches!(queue, CREATE | CHANGE | SINGLE | RETRY)
 }
 
-/// Commands in one batch, at most. With 64 a statement's fixed cost no longer shows.
-fn batch_limit(queue: usize) -> usize {
+/// Returns the most commands of a batch. With 64 commands, the fixed cost of a statement does not show any more.
+fn max_batch(queue: usize) -> usize {
     if matches!(queue, FIND | LIST | CREATE | CHANGE) { 64 } else { 1 }
 }
 

@@ -1,11 +1,11 @@
-//! The rules of lanes, one by one, and all of them under random load; without a database, a thread or a clock.
+//! Tests of the rules of lanes: each rule, and all of them under random load. Without a database, a thread or a clock.
 
 use super::*;
 use std::{collections::HashSet, net::Ipv4Addr};
 
 const CAPACITY: Capacity = Capacity { sessions: 8, hashers: 1, cores: 2, retry_for: Duration::from_secs(10) };
 
-/// Lanes and the time.
+/// Lanes, and the time that a test has set.
 struct Bench {
     lanes: Lanes<u32>,
     now: Instant,
@@ -16,7 +16,7 @@ impl Bench {
         Bench { lanes: Lanes::new(capacity), now: Instant::now() }
     }
 
-    /// Queues a command of the address with this number; a microsecond passes, so that times differ.
+    /// Queues a command of the address with this number. Lets a microsecond pass, so that times differ.
     fn push(&mut self, peer: u8, work: u32, step: Step) -> Option<u32> {
         self.now += Duration::from_micros(1);
         self.lanes.push(work, step, Some(Ipv4Addr::new(127, 0, 0, peer).into()), self.now)
@@ -24,19 +24,19 @@ impl Bench {
 
     fn next(&mut self) -> Option<Batch<u32>> {
         self.now += Duration::from_micros(1);
-        self.lanes.next(self.now, false)
+        self.lanes.take_batch(self.now, false)
     }
 
-    /// The commands of the next batch, which goes on.
+    /// Starts the next batch. Returns its commands.
     fn works(&mut self) -> Vec<u32> {
         self.next().map_or_else(Vec::new, |batch| works(&batch))
     }
 
-    /// Ends a batch, so long after now, with an answer to each command.
+    /// Ends a batch after this time, with an answer to each command.
     fn end(&mut self, batch: Batch<u32>, after: Duration) {
         self.now += after;
-        self.lanes.finished(&batch, self.now);
-        batch.commands.iter().for_each(|command| self.lanes.done(command));
+        self.lanes.end_batch(&batch, self.now);
+        batch.commands.iter().for_each(|command| self.lanes.free_row(command));
     }
 }
 
@@ -53,7 +53,7 @@ const LOCAL: Duration = Duration::from_micros(200);
 #[test]
 fn a_batch_is_what_arrived_meanwhile() {
     let mut bench = Bench::new(CAPACITY);
-    let find = Step::of(Lane::Find);
+    let find = Step::in_lane(Lane::Find);
     bench.push(1, 0, find);
     let first = bench.next().unwrap();
     (1..=70).for_each(|n| {
@@ -71,7 +71,7 @@ fn a_batch_is_what_arrived_meanwhile() {
     assert!(bench.lanes.is_idle());
 }
 
-/// Lane, cores, the time of batches, and how many are in flight then.
+/// Each row has a lane, the cores, the time that a batch takes, and how many batches are in flight then.
 #[test]
 fn batches_in_flight() {
     let rows = [
@@ -89,12 +89,12 @@ fn batches_in_flight() {
     for (lane, cores, took, expected) in rows {
         let mut bench = Bench::new(Capacity { cores, ..CAPACITY });
         for n in 0..10 {
-            bench.push(1, n, Step::of(lane));
+            bench.push(1, n, Step::in_lane(lane));
             let batch = bench.next().unwrap();
             bench.end(batch, Duration::from_micros(took));
         }
         let started = (0..20).filter(|n| {
-            bench.push(1, *n, Step::of(lane));
+            bench.push(1, *n, Step::in_lane(lane));
             bench.next().is_some()
         });
         assert_eq!(started.count(), expected, "{lane:?}, {cores} cores, {took} µs");
@@ -107,12 +107,12 @@ fn a_batch_that_is_stuck_does_not_stop_its_lane() {
         let mut bench = Bench::new(CAPACITY);
         let mut stuck = Vec::new();
         for n in 0..10 {
-            bench.push(1, n, Step::of(lane));
+            bench.push(1, n, Step::in_lane(lane));
             stuck.extend(bench.next());
         }
         let due = bench.lanes.next_due(bench.now, false).expect("more is queued");
         assert_eq!(due, stuck[0].started + STUCK_BATCH, "{lane:?}");
-        assert!(bench.lanes.ready(due - Duration::from_micros(1), false).is_none(), "{lane:?}");
+        assert!(bench.lanes.find_ready(due - Duration::from_micros(1), false).is_none(), "{lane:?}");
         bench.now = due;
         assert!(bench.next().is_some(), "{lane:?}");
     }
@@ -122,7 +122,7 @@ fn a_batch_that_is_stuck_does_not_stop_its_lane() {
 fn one_slow_batch_does_not_make_a_lane_a_slow_one() {
     let mut bench = Bench::new(CAPACITY);
     let mut in_flight = |took: u64| {
-        bench.push(1, 0, Step::of(Lane::Find));
+        bench.push(1, 0, Step::in_lane(Lane::Find));
         let batch = bench.next().unwrap();
         bench.end(batch, Duration::from_micros(took));
         bench.lanes.queues[Lane::Find as usize].took < SHORT_BATCH
@@ -138,7 +138,7 @@ fn changes_of_one_row_follow_each_other() {
     for (work, step) in [(1, change(7)), (2, change(7)), (3, change(8)), (4, Step::change(Lane::Single, 7))] {
         bench.push(1, work, step);
     }
-    // Any number of changes of one row hides none of another.
+    // Finds the change of another row behind any number of changes of one row.
     (100..1000).for_each(|n| {
         bench.push(1, n, change(9));
     });
@@ -148,7 +148,7 @@ fn changes_of_one_row_follow_each_other() {
     bench.now += STUCK_BATCH;
     assert!(bench.next().is_none());
     bench.end(first, LOCAL);
-    // Lanes take turns.
+    // Takes turns between lanes.
     let single = bench.next().unwrap();
     assert_eq!(works(&single), [4]);
     let change = bench.next().unwrap();
@@ -164,12 +164,12 @@ fn a_row_stays_taken_while_its_change_pauses_or_goes_on() {
     bench.push(1, 1, change(7));
     bench.push(1, 2, change(7));
     let mut batch = bench.next().unwrap();
-    bench.lanes.finished(&batch, bench.now);
+    bench.lanes.end_batch(&batch, bench.now);
     let command = batch.commands.pop().unwrap();
     assert!(bench.lanes.push_next(command, Step::change(Lane::Single, 7)).is_none());
     let mut batch = bench.next().unwrap();
     assert_eq!((batch.commands[0].step.lane, works(&batch)), (Lane::Single, vec![1]));
-    bench.lanes.finished(&batch, bench.now);
+    bench.lanes.end_batch(&batch, bench.now);
     assert!(bench.lanes.retry(batch.commands.pop().unwrap(), bench.now).is_none());
     assert!(bench.next().is_none());
     bench.now = bench.lanes.next_due(bench.now, false).unwrap();
@@ -188,11 +188,11 @@ fn a_command_that_met_a_lock_is_retried_alone_until_its_time_is_up() {
     let mut pauses = Vec::new();
     loop {
         let mut batch = bench.next().unwrap();
-        bench.lanes.finished(&batch, bench.now);
+        bench.lanes.end_batch(&batch, bench.now);
         if bench.lanes.retry(batch.commands.pop().unwrap(), bench.now).is_some() {
             break;
         }
-        // Its neighbours are not retried with it.
+        // Retries the command without its neighbours in the batch.
         (10..14).for_each(|n| {
             bench.push(1, n, change(n.into()));
         });
@@ -216,7 +216,7 @@ fn retries_leave_sessions_to_what_has_met_no_lock() {
             bench.push(1, row, change(row.into()));
         }
         let batch = bench.next().unwrap();
-        bench.lanes.finished(&batch, bench.now);
+        bench.lanes.end_batch(&batch, bench.now);
         for command in batch.commands {
             assert!(bench.lanes.retry(command, bench.now).is_none());
         }
@@ -237,12 +237,12 @@ fn one_address_does_not_keep_others_out() {
     for lane in [Lane::Find, Lane::List, Lane::Create, Lane::Change, Lane::Single] {
         let mut bench = Bench::new(CAPACITY);
         (0..400).for_each(|n| {
-            bench.push(1, n, Step::of(lane));
+            bench.push(1, n, Step::in_lane(lane));
         });
         (400..800).for_each(|n| {
-            bench.push(2, n, Step::of(lane));
+            bench.push(2, n, Step::in_lane(lane));
         });
-        bench.push(3, 1000, Step::of(lane));
+        bench.push(3, 1000, Step::in_lane(lane));
         let mut batches = 0;
         let is_in = |batch: &Batch<u32>| works(batch).contains(&1000);
         loop {
@@ -254,14 +254,14 @@ fn one_address_does_not_keep_others_out() {
                 break;
             }
         }
-        assert!(batches <= if batch_limit(lane as usize) == 1 { 3 } else { 1 }, "{lane:?}: {batches}");
+        assert!(batches <= if max_batch(lane as usize) == 1 { 3 } else { 1 }, "{lane:?}: {batches}");
     }
 }
 
 #[test]
 fn lists_in_flight_have_few_users() {
     let mut bench = Bench::new(CAPACITY);
-    let list = |users| Step { max_users: users, ..Step::of(Lane::List) };
+    let list = |users| Step { max_users: users, ..Step::in_lane(Lane::List) };
     bench.push(1, 0, list(4000));
     (1..10).for_each(|n| {
         bench.push(1, n, list(999));
@@ -278,7 +278,7 @@ fn lists_in_flight_have_few_users() {
 
 #[test]
 fn a_full_queue_of_hashes_refuses_the_address_that_has_most() {
-    let hash = Step::of(Lane::Hash);
+    let hash = Step::in_lane(Lane::Hash);
     for hashers in [1, 2] {
         let mut bench = Bench::new(Capacity { hashers, ..CAPACITY });
         let most = 100 * hashers as u32;
@@ -288,7 +288,7 @@ fn a_full_queue_of_hashes_refuses_the_address_that_has_most() {
         assert_eq!(bench.lanes.len(), most as usize);
         let order: Vec<u32> = (0..3)
             .map(|_| {
-                let batch = bench.lanes.next(bench.now, true).unwrap();
+                let batch = bench.lanes.take_batch(bench.now, true).unwrap();
                 let work = works(&batch)[0];
                 bench.end(batch, Duration::from_millis(20));
                 work
@@ -298,15 +298,16 @@ fn a_full_queue_of_hashes_refuses_the_address_that_has_most() {
     }
 }
 
-/// Two seconds of work may wait, whatever a hash costs: the time of a hash, and how many wait then for one thread.
+/// Checks that two seconds of work may wait. Each row has the time of a hash, and how many passwords may wait for one
+/// thread.
 #[test]
 fn the_queue_of_hashes_counts_their_cost() {
-    let hash = Step::of(Lane::Hash);
+    let hash = Step::in_lane(Lane::Hash);
     for (millis, most) in [(20, 100), (200, 10), (1500, 1)] {
         let mut bench = Bench::new(CAPACITY);
         for n in 0..60 {
             bench.push(1, n, hash);
-            let batch = bench.lanes.next(bench.now, true).unwrap();
+            let batch = bench.lanes.take_batch(bench.now, true).unwrap();
             bench.end(batch, Duration::from_millis(millis));
         }
         assert!((0..most).all(|n| bench.push(1, n, hash).is_none()), "{millis} ms");
@@ -317,10 +318,10 @@ fn the_queue_of_hashes_counts_their_cost() {
 #[test]
 fn commands_that_no_client_waits_for_are_dropped() {
     let mut bench = Bench::new(CAPACITY);
-    for (work, step) in [(0, change(1)), (1, change(1)), (2, change(1)), (3, Step::of(Lane::Hash))] {
+    for (work, step) in [(0, change(1)), (1, change(1)), (2, change(1)), (3, Step::in_lane(Lane::Hash))] {
         bench.push(1, work, step);
     }
-    bench.lanes.retain(|work| *work == 2);
+    bench.lanes.retain_awaited(|work| *work == 2);
     assert_eq!(bench.lanes.len(), 1);
     let batch = bench.next().unwrap();
     assert_eq!(works(&batch), [2]);
@@ -328,7 +329,7 @@ fn commands_that_no_client_waits_for_are_dropped() {
     assert!(bench.lanes.is_idle() && bench.lanes.rows.is_empty());
 }
 
-/// xorshift64*, so that a failure repeats.
+/// A generator of random numbers (xorshift64*) whose seed repeats a failure.
 struct Random(u64);
 
 impl Random {
@@ -340,25 +341,25 @@ impl Random {
     }
 }
 
-/// Rows that changes are of; each of the first few is locked half of the time.
+/// The number of rows that are changed. Each of the first few is locked half of the time.
 const ROWS: u64 = 40;
 const LOCKED: i64 = 10;
 
-/// Commands queued at once, at most.
+/// The most commands that are queued at once.
 const QUEUED: usize = 300;
 
-/// A command is started for the first time within so many ends of batches. A change starts behind those of its row, of
-/// which each may meet its lock some times.
+/// The most ends of batches before a command is started for the first time. A change starts behind the earlier changes
+/// of its row, of which each may meet a lock several times.
 const STARTS_WITHIN: u64 = 10 * QUEUED as u64;
 
-/// Random arrivals, ends, locks and abandoned clients: what holds at every step.
+/// Checks the rules at every step of random arrivals, ends, locks and abandoned clients.
 struct World {
     bench: Bench,
     random: Random,
     in_flight: Vec<Batch<u32>>,
     rows: HashSet<i64>,
-    /// By the number of the command: its step, when it was queued in ends of batches until it is started, and
-    /// whether it is over.
+    /// For each number of a command: its step, the number of ends of batches when it was queued (until it is started),
+    /// and whether it is over.
     commands: Vec<(Step, Option<u64>, bool)>,
     queued: usize,
     ends: u64,
@@ -366,7 +367,7 @@ struct World {
 
 impl World {
     fn new(sessions: usize, hashers: usize, seed: u64) -> World {
-        // So long that no command is given up.
+        // A time that is so long that no command is given up.
         let retry_for = Duration::from_secs(1 << 30);
         World {
             bench: Bench::new(Capacity { sessions, hashers, cores: 2, retry_for }),
@@ -382,10 +383,10 @@ impl World {
     fn arrive(&mut self) {
         let row = self.random.below(ROWS) as i64;
         let step = match self.random.below(20) {
-            0..8 => Step::of(Lane::Find),
-            8..10 => Step { max_users: self.random.below(1000) as usize, ..Step::of(Lane::List) },
-            10..13 => Step::of(Lane::Hash),
-            13..16 => Step::of(Lane::Create),
+            0..8 => Step::in_lane(Lane::Find),
+            8..10 => Step { max_users: self.random.below(1000) as usize, ..Step::in_lane(Lane::List) },
+            10..13 => Step::in_lane(Lane::Hash),
+            13..16 => Step::in_lane(Lane::Create),
             16 => Step::change(Lane::Single, row),
             _ => change(row),
         };
@@ -404,12 +405,12 @@ impl World {
         }
     }
 
-    /// Starts all that may start.
+    /// Starts all batches that may start.
     fn start(&mut self) {
         for hashes in [false, true] {
-            while let Some(batch) = self.bench.lanes.next(self.bench.now, hashes) {
+            while let Some(batch) = self.bench.lanes.take_batch(self.bench.now, hashes) {
                 assert_eq!(batch.queue == HASH, hashes);
-                assert!((1..=batch_limit(batch.queue)).contains(&batch.commands.len()));
+                assert!((1..=max_batch(batch.queue)).contains(&batch.commands.len()));
                 self.queued -= batch.commands.len();
                 for command in &batch.commands {
                     let (step, since, over) = &mut self.commands[command.work as usize];
@@ -442,7 +443,7 @@ impl World {
             |batch: &Batch<u32>| batch.commands.iter().map(|command| command.step.max_users).sum::<usize>();
         let lists = self.in_flight.iter().filter(|batch| batch.queue == Lane::List as usize);
         assert!(lists.map(users).sum::<usize>() < 2 * MAX_LISTED_USERS);
-        // A read that may be executed is in flight, unless a short one is.
+        // Checks that reads are in flight if one may be executed, unless a short batch is.
         let waiting = |lane: Lane| !self.bench.lanes.queues[lane as usize].waiting.is_empty();
         let full = self.in_flight.len() - hashes == sessions;
         assert!(!waiting(Lane::Find) || full || of(Lane::Find) > 0, "a find waits for nothing");
@@ -450,7 +451,7 @@ impl World {
         assert_eq!(self.bench.lanes.is_idle(), self.queued + self.in_flight.len() == 0);
     }
 
-    /// A batch in flight ends, in one way or another; at the end without locks.
+    /// Ends a batch in flight in a random way; at the end of the test without locks.
     fn end(&mut self, locks: bool) {
         if self.in_flight.is_empty() {
             return;
@@ -458,7 +459,7 @@ impl World {
         let at = self.random.below(self.in_flight.len() as u64) as usize;
         let batch = self.in_flight.swap_remove(at);
         self.ends += 1;
-        self.bench.lanes.finished(&batch, self.bench.now);
+        self.bench.lanes.end_batch(&batch, self.bench.now);
         let table_is_locked = self.random.below(1000) < 5;
         for command in batch.commands {
             let step = self.commands[command.work as usize].0;
@@ -470,15 +471,15 @@ impl World {
                 continue;
             }
             let next = match step.lane {
-                // Hashed, and then stored: a new user, or a change of one.
+                // Continues after a hash: stores a new user, or a change of one.
                 Lane::Hash => match self.random.below(4) {
-                    0 => Some(Step::of(Lane::Single)),
+                    0 => Some(Step::in_lane(Lane::Single)),
                     1 => Some(Step::change(Lane::Single, self.random.below(ROWS) as i64)),
                     _ => None,
                 },
-                // An update of an address.
+                // Continues an update of an address.
                 Lane::Change if self.random.below(4) == 0 => Some(Step { lane: Lane::Single, ..step }),
-                Lane::Create if self.random.below(40) == 0 => Some(Step::of(Lane::Hash)),
+                Lane::Create if self.random.below(40) == 0 => Some(Step::in_lane(Lane::Hash)),
                 _ => None,
             };
             if let Some(step) = next {
@@ -489,16 +490,16 @@ impl World {
                 continue;
             }
             self.commands[command.work as usize].2 = true;
-            self.bench.lanes.done(&command);
+            self.bench.lanes.free_row(&command);
         }
     }
 
-    /// Some clients have gone.
+    /// Lets some clients go.
     fn abandon(&mut self) {
         let gone: HashSet<u32> =
             (0..self.commands.len() as u32).filter(|_| self.random.below(8) == 0).collect();
         let before = self.bench.lanes.len();
-        self.bench.lanes.retain(|work| !gone.contains(work));
+        self.bench.lanes.retain_awaited(|work| !gone.contains(work));
         self.queued -= before - self.bench.lanes.len();
         let in_flight: HashSet<u32> = self.in_flight.iter().flat_map(works).collect();
         for work in gone.difference(&in_flight) {
@@ -517,7 +518,7 @@ impl World {
             let microseconds = self.random.below(1000);
             self.bench.now += Duration::from_micros(microseconds);
         }
-        // No locks, no arrivals: all of it is executed.
+        // Ends the locks and arrivals: all commands are executed.
         while !self.bench.lanes.is_idle() {
             self.end(false);
             self.bench.now += Duration::from_millis(1);

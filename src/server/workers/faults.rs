@@ -1,4 +1,4 @@
-//! Requests that fail on command, and controls, in a service that is thrown away.
+//! Requests that a test makes fail, and controls: requests to the test harness instead of the service.
 
 use super::{Dispatch, Job, MAX_MEMORY_WAIT, guard};
 use crate::frontend::Claimed;
@@ -7,7 +7,7 @@ use crate::{app::Judged, error::Error};
 use std::time::{Duration, Instant};
 use std::{sync::Arc, thread};
 
-/// A way for a request to fail.
+/// A way in which a test makes a request fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// The request is executed, and the connection is closed without an answer.
@@ -16,28 +16,30 @@ pub enum Fault {
     Refused,
     /// The answer is 503 with `Retry-After`, and the request is not executed.
     Unavailable,
-    /// The request is executed, and answered so much later. Past `request_timeout` the answer is 503.
+    /// The request is executed, and answered after this delay. If the delay is longer than `request_timeout`, the
+    /// answer is 503.
     Slow(Duration),
-    /// The request is executed, and the connection is closed after so many bytes of the answer.
+    /// The request is executed, and the connection is closed after so many bytes of its answer.
     Cut(usize),
 }
 
-/// The treatment of a request that is not executed as usual.
+/// The treatment of a request that a test intercepts.
 pub enum Intercepted {
     /// The request fails.
     Fault(Fault),
-    /// The request is no request to the service: it is neither judged, counted nor logged.
+    /// The request is for the test harness: the service neither judges, counts nor logs it.
     Control(Control),
 }
 
-/// Executes a request until its deadline, and answers it with a function that returns whether the client still waited.
+/// Function that executes a request for the harness until its deadline. It answers with the function that it gets,
+/// which returns true if the client still waited.
 pub type Control = Box<dyn FnOnce(Request, Instant, &dyn Fn(Response) -> bool) + Send>;
 
-/// Chooses the requests that are not executed as usual. Must not block.
+/// Function that chooses the requests to intercept. Must not block.
 pub type Intercept = Arc<dyn Fn(&Request) -> Option<Intercepted> + Send + Sync>;
 
-/// Executes a control.
-pub(super) fn control(dispatch: Arc<Dispatch>, control: Control, claimed: Claimed) {
+/// Executes a request for the test harness.
+pub(super) fn execute_control(dispatch: Arc<Dispatch>, control: Control, claimed: Claimed) {
     on_own_thread("control", move || {
         let Claimed { slot, request, id, deadline, held, .. } = claimed;
         let answer = |response| dispatch.slots.send(slot, response, None, None).is_some();
@@ -49,8 +51,8 @@ pub(super) fn control(dispatch: Arc<Dispatch>, control: Control, claimed: Claime
     });
 }
 
-/// Fails a judged request.
-pub(super) fn fail(dispatch: Arc<Dispatch>, fault: Fault, mut job: Job, judged: Judged) {
+/// Makes a judged request fail.
+pub(super) fn inject(dispatch: Arc<Dispatch>, fault: Fault, mut job: Job, judged: Judged) {
     on_own_thread("fault", move || {
         dispatch.slots.begin(job.claimed.slot);
         let id = Some(&job.claimed.id);
@@ -63,7 +65,7 @@ pub(super) fn fail(dispatch: Arc<Dispatch>, fault: Fault, mut job: Job, judged: 
             let left = job.claimed.deadline.saturating_duration_since(Instant::now());
             thread::sleep(delay.min(left));
             if delay >= left {
-                // Sends nothing: the frontend answers 503 at the deadline.
+                // Sends nothing, because the frontend answers 503 at the deadline.
                 return;
             }
         }

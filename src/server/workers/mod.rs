@@ -1,23 +1,26 @@
-//! The threads that answer requests: they receive them from tiny_http, have them judged, and execute batches of
-//! commands. One log line a request.
+//! The threads that answer requests. They receive requests from tiny_http, have them judged, and execute batches of
+//! commands. Each request gets one log line.
 //!
-//! The only module that handles tickets; everything it calls sees a [`Request`](crate::http::Request) and a
-//! [`Response`](crate::http::Response).
+//! This is the only module that handles tickets; the functions that it calls get a [`Request`](crate::http::Request)
+//! and return a [`Response`](crate::http::Response).
 //!
-//! Workers follow the pattern Leader/Followers, and each of them is in one of three places:
-//! - Two wait in tiny_http's queue. The one that gets a ticket claims its requests, judges them, queues their commands,
-//!   and goes on to execute: a lone request is handed over once, from the frontend to its worker.
-//! - As many as there are sessions may execute batches. A batch has ended when its statement has; the worker then wakes
-//!   another one for the next batch, if there is one, and writes the answers.
-//! - All further workers wait on a condition. As there are two more workers than sessions, at least one waits while a session
-//!   is free. It has the timer, if a retry or a stuck batch is due; a wait without a need for it sets none.
+//! Workers follow the pattern Leader/Followers. Each worker does one of three things:
+//! - It waits in tiny_http's queue, as two workers do. The worker that gets a ticket claims its requests, judges them,
+//!   queues their commands, and goes on to execute: so a lone request is handed over once, from the frontend to its
+//!   worker.
+//! - It executes a batch, as up to one worker for each session does. When the statement of the batch has ended, the
+//!   worker wakes another one for the next batch, if there is one, and writes the answers.
+//! - It waits on a condition. As there are two more workers than sessions, at least one worker waits so while a
+//!   session is free. If a retry or a stuck batch is due, its wait has a time limit; other waits have none, and so set
+//!   no timer.
 //!
-//! A worker that leaves its place looks if another one is needed: for more that is ready, for tiny_http's queue if no
-//! worker is left there, for what is due. So no wake-up is lost, and a lone request causes none. While all sessions are
-//! in use, two workers are left to receive and refuse. Passwords are hashed by threads of their own, as each takes a core
-//! for some 20 ms.
+//! Before a worker begins to receive or to execute, it wakes another one if more is ready, if no worker receives, or
+//! if a wait needs a time limit. So no wake-up is lost, and a lone request causes none. While all sessions are in use,
+//! two workers are left to receive and refuse. Threads of their own hash passwords, because a hash occupies a core for
+//! some 20 ms.
 //!
-//! A panic ends in the guard of its request, its batch or its answer; what the schedule counts is given back then, too.
+//! A panic ends in the guard of its request, its batch or its answer, which also gives back what the schedule counts
+//! for it.
 #![expect(
     clippy::vec_box,
     reason = "a vector of many large tasks would be mapped and unmapped for each ticket"
@@ -44,48 +47,48 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use std::{io, iter, mem};
 
-/// Bytes of a thread's stack. Only what is used becomes memory: 48 KiB at most under load of every kind.
-const STACK: usize = 512 << 10;
+/// The stack of a thread, in bytes. Only the part that is used becomes memory: up to 48 KiB under load of every kind.
+const STACK_BYTES: usize = 512 << 10;
 
-/// Workers in tiny_http's queue, at most: one for the next request, and one for the requests that come while that worker
-/// executes it.
+/// The most workers that wait in tiny_http's queue: one for the next request, and one for the requests that come while
+/// that worker executes it.
 const MAX_RECEIVERS: usize = 2;
 
-/// The pause between two checks whether a thread has ended, at a stop.
+/// The pause between two looks whether a thread has ended, at a stop.
 const END_PAUSE: Duration = Duration::from_millis(1);
 
-/// The threads that answer requests. Dropping it stops them.
+/// The threads that answer requests. Dropping this value stops them.
 pub struct Workers {
     dispatch: Arc<Dispatch>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// The resources that the threads share.
+/// The values that the threads share.
 struct Dispatch {
     server: &'static tiny_http::Server,
     slots: Arc<Slots>,
     app: Arc<App>,
-    /// `None`: every request is executed as usual.
+    /// Chooses the requests that a test intercepts; `None` in a usual service.
     intercept: Option<Intercept>,
     schedule: Mutex<Schedule>,
-    /// Wakes a worker that neither receives nor executes.
+    /// Condition on which a worker waits that neither receives nor executes.
     idle: Condvar,
-    /// Wakes a thread that hashes.
+    /// Condition on which a thread that hashes waits.
     hasher: Condvar,
 }
 
-/// Commands, and the threads that wait for some.
+/// The queued commands, and the workers that wait for some.
 struct Schedule {
     lanes: Lanes<Box<Task>>,
-    /// Workers in tiny_http's queue.
+    /// The number of workers that wait in tiny_http's queue.
     receiving: usize,
-    /// When a worker that waits for work wakes by itself.
+    /// The earliest time at which a waiting worker wakes by itself.
     wakes_at: Option<Instant>,
     stopping: bool,
 }
 
 impl Workers {
-    /// Starts the threads. An error if the system has no more: the threads that were started are ended.
+    /// Starts the threads. Fails if the system allows no more threads, and ends the threads that it has started.
     pub fn start(
         server: &'static tiny_http::Server,
         slots: Arc<Slots>,
@@ -98,20 +101,20 @@ impl Workers {
         let (schedule, idle, hasher) = (Mutex::new(schedule), Condvar::new(), Condvar::new());
         let dispatch = Arc::new(Dispatch { server, slots, app, intercept, schedule, idle, hasher });
         let mut workers = Workers { dispatch, threads: Vec::new() };
-        // While a session is free, one worker neither receives nor executes, and can be woken.
+        // Starts two more workers than there are sessions: while a session is free, one can be woken.
         for n in 0..capacity.hashers + capacity.sessions + MAX_RECEIVERS {
             let hashes = n < capacity.hashers;
             let name = if hashes { format!("hasher-{n}") } else { format!("worker-{n}") };
             let dispatch = workers.dispatch.clone();
-            // A panic was logged, and the loop is restarted.
+            // Restarts the loop after a panic, which `guard` has logged.
             let work = move || while guard(None, || dispatch.work(hashes)).is_err() {};
-            workers.threads.push(thread::Builder::new().name(name).stack_size(STACK).spawn(work)?);
+            workers.threads.push(thread::Builder::new().name(name).stack_size(STACK_BYTES).spawn(work)?);
         }
         Ok(workers)
     }
 
-    /// Ends the threads once they have answered what was queued, and waits for them up to `timeout`. Those that are
-    /// stuck for longer are left behind.
+    /// Ends the threads once they have answered the queued commands. Waits for them up to `timeout`, and leaves
+    /// threads behind that are stuck for longer.
     pub fn stop(&mut self, timeout: Duration) {
         let deadline = Instant::now() + timeout;
         self.dispatch.schedule.lock().stopping = true;
@@ -141,13 +144,13 @@ impl Drop for Workers {
 }
 
 impl Dispatch {
-    /// Executes batches, and receives requests meanwhile; returns at a stop when nothing is queued or in flight. A thread
-    /// that hashes takes batches of passwords alone and receives nothing.
+    /// Executes batches and receives requests, until a stop when no command is queued or in flight. With `hashes`, the
+    /// thread takes passwords to hash alone and receives no requests.
     fn work(self: &Arc<Self>, hashes: bool) {
         let mut schedule = self.schedule.lock();
         loop {
             let now = Instant::now();
-            if let Some(batch) = schedule.lanes.next(now, hashes) {
+            if let Some(batch) = schedule.lanes.take_batch(now, hashes) {
                 self.wake(&schedule, now);
                 drop(schedule);
                 schedule = self.execute(batch);
@@ -155,42 +158,44 @@ impl Dispatch {
                 return self.wake_all();
             } else if hashes {
                 let due = schedule.lanes.next_due(now, hashes);
-                wait(&self.hasher, &mut schedule, due);
+                wait_until(&self.hasher, &mut schedule, due);
             } else if schedule.receiving < MAX_RECEIVERS && !schedule.stopping {
                 schedule.receiving += 1;
                 self.wake(&schedule, now);
                 drop(schedule);
-                // Catches a panic, which would lose a receiver.
+                // Catches a panic, so that the count of receivers stays right.
                 let received = guard(None, || self.receive());
                 schedule = self.schedule.lock();
                 schedule.receiving -= 1;
                 self.push(&mut schedule, received.unwrap_or_default());
             } else {
-                self.wait(&mut schedule, now);
+                self.wait_for_work(&mut schedule, now);
             }
         }
     }
 
-    /// Waits for work. One of the workers that wait wakes for what is due: this one, if no other does by then.
-    fn wait(&self, schedule: &mut MutexGuard<'_, Schedule>, now: Instant) {
+    /// Waits for work. If a retry or a stuck batch is due before any waiting worker wakes by itself, this one wakes
+    /// then.
+    fn wait_for_work(&self, schedule: &mut MutexGuard<'_, Schedule>, now: Instant) {
         let due = schedule.lanes.next_due(now, false);
         let due = due.filter(|due| schedule.wakes_at.is_none_or(|at| *due < at));
         schedule.wakes_at = due.or(schedule.wakes_at);
-        wait(&self.idle, schedule, due);
+        wait_until(&self.idle, schedule, due);
         if schedule.wakes_at == due {
             schedule.wakes_at = None;
         }
     }
 
-    /// Wakes a worker, as this thread goes on to receive or to execute, if more is ready, if no worker receives, or if none
-    /// wakes for what is due; and a thread that hashes if there is a password.
+    /// Wakes a worker, because this thread goes on to receive or to execute: if a batch is ready, if no worker
+    /// receives, or if no waiting worker wakes in time for what is due. Wakes a thread that hashes if a password
+    /// waits.
     fn wake(&self, schedule: &Schedule, now: Instant) {
         let due = schedule.lanes.next_due(now, false);
         let is_missed = due.is_some_and(|due| schedule.wakes_at.is_none_or(|at| due < at));
-        if is_missed || schedule.receiving == 0 || schedule.lanes.ready(now, false).is_some() {
+        if is_missed || schedule.receiving == 0 || schedule.lanes.find_ready(now, false).is_some() {
             self.idle.notify_one();
         }
-        if schedule.lanes.ready(now, true).is_some() {
+        if schedule.lanes.find_ready(now, true).is_some() {
             self.hasher.notify_one();
         }
     }
@@ -200,7 +205,7 @@ impl Dispatch {
         self.hasher.notify_all();
     }
 
-    /// Queues commands.
+    /// Queues commands. Refuses those for which too many passwords wait.
     fn push(&self, schedule: &mut MutexGuard<'_, Schedule>, judged: Vec<Box<Task>>) {
         let (mut refused, now) = (Vec::new(), Instant::now());
         for task in judged {
@@ -208,30 +213,32 @@ impl Dispatch {
             let too_many = schedule.lanes.push(task, step, peer, now);
             refused.extend(too_many.map(|task| (task, Err(Error::Busy(BusyReason::TooManyHashes)))));
         }
-        // Clients that give up and retry would let the queue grow without limit. Each connection waits for one command.
+        // Drops commands whose clients have given up. Such clients retry, which would let the queue grow without
+        // limit: each connection waits for one command.
         if schedule.lanes.len() > 2 * self.slots.len() {
-            schedule.lanes.retain(|task| !self.slots.abandoned(task.job.claimed.slot));
+            schedule.lanes.retain_awaited(|task| !self.slots.is_abandoned(task.job.claimed.slot));
         }
         if !refused.is_empty() {
             MutexGuard::unlocked(schedule, || self.answer_all(refused));
         }
     }
 
-    /// Executes a batch, queues again what is not done, and answers the rest.
+    /// Executes a batch. Queues the commands again that are not done, and answers the other ones.
     ///
-    /// The batch has ended when its statement has: the session, and the rows of its changes, are free before the answers are
-    /// written. Lists end with their answers, as these may wait for memory, and as their users take memory until then.
+    /// A batch ends with its statement: its session and the rows of its changes are free before the answers are
+    /// written. A batch of lists ends with its answers, because their users take memory until then.
     fn execute(&self, mut batch: Batch<Box<Task>>) -> MutexGuard<'_, Schedule> {
         let commands = mem::take(&mut batch.commands).into_iter();
-        // A client that was answered 503 has given the request up, or retries it: it is not executed.
+        // Leaves out requests whose client was answered 503 or is gone, because such a client has given up, or
+        // retries.
         let (items, gone): (Vec<_>, Vec<_>) =
             commands.partition(|item: &Queued<Box<Task>>| self.slots.begin(item.work.job.claimed.slot));
-        let (items, outcomes) = self.run(items);
+        let (items, outcomes) = self.execute_commands(items);
         let (mut answers, now) = (Vec::with_capacity(items.len()), Instant::now());
         let mut schedule = self.schedule.lock();
-        gone.iter().for_each(|item| schedule.lanes.done(item));
+        gone.iter().for_each(|item| schedule.lanes.free_row(item));
         if batch.users == 0 {
-            schedule.lanes.finished(&batch, now);
+            schedule.lanes.end_batch(&batch, now);
         }
         for (item, outcome) in items.into_iter().zip(outcomes) {
             let given_up = match outcome {
@@ -246,7 +253,7 @@ impl Dispatch {
                     given_up.map(|task| (task, Err(Failure::Contended.into_error())))
                 }
                 Outcome::Answered(answer) => {
-                    schedule.lanes.done(&item);
+                    schedule.lanes.free_row(&item);
                     Some((item.work, answer))
                 }
             };
@@ -257,16 +264,16 @@ impl Dispatch {
         self.answer_all(answers);
         let mut schedule = self.schedule.lock();
         if batch.users > 0 {
-            schedule.lanes.finished(&batch, Instant::now());
+            schedule.lanes.end_batch(&batch, Instant::now());
         }
         schedule
     }
 
-    /// Executes commands of one lane; a panic is an answer to each.
-    fn run(&self, mut items: Vec<Queued<Box<Task>>>) -> (Vec<Queued<Box<Task>>>, Vec<Outcome>) {
+    /// Executes commands of one lane. A panic is the answer 500 to each.
+    fn execute_commands(&self, mut items: Vec<Queued<Box<Task>>>) -> (Vec<Queued<Box<Task>>>, Vec<Outcome>) {
         let count = items.len();
         if let Some(item) = items.first() {
-            self.app.metrics.batch(item.step.lane as usize, count);
+            self.app.metrics.count_batch(item.step.lane as usize, count);
         }
         let only = items.first().filter(|_| count == 1).map(|item| item.work.job.claimed.id.clone());
         let commands = items.iter_mut().map(|item| {
@@ -282,7 +289,7 @@ impl Dispatch {
     fn answer_all(&self, answers: Vec<(Box<Task>, Result<Response, Error>)>) {
         for (mut task, answer) in answers {
             let (id, job) = (task.job.claimed.id.clone(), &mut task.job);
-            // A panic loses one request. The frontend answers it at its deadline.
+            // Lets a panic lose one request alone, which the frontend answers at its deadline.
             let _ = guard(Some(&id), || match answer {
                 Ok(response) => self.send(job, response, MAX_MEMORY_WAIT),
                 Err(error) => self.refuse(job, error),
@@ -291,8 +298,8 @@ impl Dispatch {
     }
 }
 
-/// Waits on a condition until another thread notifies it, and at most until a time, if one is given.
-fn wait(condition: &Condvar, schedule: &mut MutexGuard<'_, Schedule>, until: Option<Instant>) {
+/// Waits on a condition until another thread notifies it, or until the time `until`.
+fn wait_until(condition: &Condvar, schedule: &mut MutexGuard<'_, Schedule>, until: Option<Instant>) {
     match until {
         Some(until) => drop(condition.wait_until(schedule, until)),
         None => condition.wait(schedule),

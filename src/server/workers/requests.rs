@@ -1,5 +1,5 @@
-//! A request at both ends of its way through the workers: received from tiny_http and judged, and answered, counted and
-//! logged; and the figures of those in between.
+//! The two ends of a request in a worker: it is received from tiny_http and judged; it is answered, counted and
+//! logged. Also the figures of the requests in between.
 
 use super::{Dispatch, Intercepted, Workers, faults};
 use crate::app::Judged;
@@ -12,15 +12,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 use std::{fmt, mem, sync::Arc};
 
-/// Requests that a worker judges, at most, before it queues their commands for all workers.
+/// The most requests that a worker judges before it queues their commands for all workers.
 const MAX_JUDGED: usize = 256;
-/// Requests that a worker answers by itself, at most, before it queues the commands that it has: they wait for it.
+/// The most requests that a worker answers by itself before it queues the commands that it has, which would wait for
+/// more answers.
 const MAX_ANSWERED: usize = 8;
 
-/// Bytes of an answer from which on it needs a reservation of its own.
+/// An answer of more bytes needs a memory reservation of its own.
 const MIN_RESERVED_BYTES: usize = 16 << 10;
 
-/// The longest wait of a large answer of a command for its memory.
+/// The longest time that a large answer waits for its memory.
 pub(super) const MAX_MEMORY_WAIT: Duration = Duration::from_secs(2);
 
 /// A command, and the request that it answers.
@@ -31,22 +32,23 @@ pub(super) struct Task {
 
 /// A request that a worker has claimed, until its answer.
 pub(super) struct Job {
-    /// The slot, the client, the id and the deadline, and what the log says of the request. Holds the memory of the request,
-    /// and then of its answer.
+    /// The slot, the client, the id and the deadline of the request. Holds the memory reservation of the request, then
+    /// of its answer.
     pub claimed: Claimed,
-    /// Bytes of the answer that are sent before the connection is closed; `None` for an answer that is whole.
+    /// The bytes of the answer after which a test has the connection closed; `None` for a whole answer.
     pub cut: Option<usize>,
+    /// The time at which the ticket of the request was received.
     received: Instant,
     /// The label of the request's route in figures.
     label: &'static str,
-    /// The name of the rights that the token of the request gives; empty without a token.
+    /// The name of the rights that the token of the request gives, for the log; empty without a token.
     token: &'static str,
 }
 
 impl Workers {
-    /// Adds the figures of requests that wait for an answer.
+    /// Returns the function that writes the figures of waiting requests and of connections.
     pub fn figures(&self) -> Source {
-        // The figures hold a weak reference: the threads own the figures.
+        // Keeps a weak reference, because the threads own the figures.
         let dispatch = Arc::downgrade(&self.dispatch);
         Box::new(move |text| {
             let Some(dispatch) = dispatch.upgrade() else { return };
@@ -55,7 +57,7 @@ impl Workers {
             drop(schedule);
             text.gauge("userd_commands_queued", "Commands that wait for a worker or a retry.", queued);
             text.gauge("userd_hashes_waiting", "Passwords that wait to be hashed or checked.", hashes);
-            let (connections, most) = dispatch.slots.connections();
+            let (connections, most) = dispatch.slots.count_connections();
             let help = "Connections of clients, by what they are doing.";
             text.family("userd_http_connections", "gauge", help);
             connections.for_each(|(state, count)| text.value(&[("state", state)], count));
@@ -65,14 +67,14 @@ impl Workers {
 }
 
 impl Dispatch {
-    /// Waits for a ticket. Judges the requests of it and of the tickets behind it. Answers the requests that need no database,
-    /// and returns the commands of the rest.
+    /// Waits for a ticket, and judges its requests and the requests of further tickets that are there. Answers the
+    /// requests that need no database, and returns the commands of the remaining ones.
     pub(super) fn receive(self: &Arc<Self>) -> Vec<Box<Task>> {
         let mut next = self.server.recv().map(Some);
         let (received, mut judged, mut answered) = (Instant::now(), Vec::new(), 0);
         while let Ok(Some(ticket)) = next {
             let claimed: Vec<Claimed> = self.slots.claim(ticket.url()).collect();
-            // The ticket is dropped without an answer over tiny_http: answers go to the slots.
+            // Drops the ticket without an answer over tiny_http, because answers go to the slots.
             drop(ticket.into_writer());
             for claimed in claimed {
                 let id = claimed.id.clone();
@@ -80,7 +82,7 @@ impl Dispatch {
                     Ok(Some(task)) => judged.push(task),
                     _ => answered += 1,
                 }
-                // Queues the commands that were judged before, so that they wait for no more answers.
+                // Queues the commands so far, so that they do not wait for more answers.
                 if answered >= MAX_ANSWERED && !judged.is_empty() {
                     answered = 0;
                     self.submit(mem::take(&mut judged));
@@ -94,17 +96,17 @@ impl Dispatch {
         judged
     }
 
-    /// Queues commands, and wakes a worker for them.
+    /// Queues commands, and wakes a worker to execute them.
     fn submit(&self, judged: Vec<Box<Task>>) {
         let mut schedule = self.schedule.lock();
         self.push(&mut schedule, judged);
         self.wake(&schedule, Instant::now());
     }
 
-    /// Judges a request. `None` if it is answered, or is not executed as usual.
+    /// Judges a request. Returns its command, or `None` if the request is answered or a test intercepts it.
     fn judge(self: &Arc<Self>, claimed: Claimed, received: Instant) -> Option<Box<Task>> {
         let Claimed { request, cors, id, .. } = &claimed;
-        let asked = self.app.find(request, cors);
+        let asked = self.app.find_endpoint(request, cors);
         let (label, token) = (asked.label, asked.token.map_or("", Into::into));
         let judged = guard(Some(id), || match self.intercept.as_ref().and_then(|choose| choose(request)) {
             Some(Intercepted::Control(control)) => Err(control),
@@ -113,16 +115,16 @@ impl Dispatch {
         let (fault, judged) = match judged.unwrap_or_else(|answer| Ok((None, Judged::Answer(answer)))) {
             Ok(judged) => judged,
             Err(control) => {
-                faults::control(Arc::clone(self), control, claimed);
+                faults::execute_control(Arc::clone(self), control, claimed);
                 return None;
             }
         };
         let mut job = Job { claimed, cut: None, received, label, token };
-        // The log needs no more of it than the method and the path.
+        // Drops the fields and the body: the log line needs the method and the path.
         (job.claimed.request.fields, job.claimed.request.body) = (String::new(), Vec::new());
         match (fault, judged) {
-            (Some(Intercepted::Fault(fault)), judged) => faults::fail(Arc::clone(self), fault, job, judged),
-            // Does not wait for memory, because this thread receives requests: a large answer is refused if its memory
+            (Some(Intercepted::Fault(fault)), judged) => faults::inject(Arc::clone(self), fault, job, judged),
+            // Does not wait for memory, because this thread receives requests. A large answer is refused if its memory
             // is not free.
             (_, Judged::Answer(answer)) => self.send(&mut job, answer, Duration::ZERO),
             (_, Judged::Execute(command)) => return Some(Box::new(Task { command, job })),
@@ -130,13 +132,12 @@ impl Dispatch {
         None
     }
 
-    /// Answers with an error, and logs it. An overload is logged at most once a second, as many requests have the
-    /// same error.
+    /// Answers with an error, and logs it. Logs an overload at most once a second, because it refuses many requests.
     pub(super) fn refuse(&self, job: &mut Job, error: Error) {
         let Claimed { id, request, .. } = &job.claimed;
         let response = match error {
             Error::Busy(why) => {
-                self.app.metrics.refused(why);
+                self.app.metrics.count_busy(why);
                 self.slots.warnings.refused(why, request.peer, id);
                 error.answer()
             }
@@ -145,7 +146,8 @@ impl Dispatch {
         self.send(job, response, Duration::ZERO);
     }
 
-    /// Sends an answer. A large one reserves its length first, for which it waits so long, or is refused.
+    /// Sends an answer. Reserves the memory of a large one first: waits for it up to `memory_wait`, then refuses the
+    /// request.
     pub(super) fn send(&self, job: &mut Job, response: Response, memory_wait: Duration) {
         let bytes = response.memory();
         if bytes > MIN_RESERVED_BYTES {
@@ -169,10 +171,10 @@ impl Dispatch {
         let milliseconds = took.as_secs_f64() * 1000.0;
         let delivery: &dyn fmt::Display = match &sent {
             Some(delivery) => {
-                self.app.metrics.request(request.method, label, status, took);
+                self.app.metrics.count_request(request.method, label, status, took);
                 delivery
             }
-            // Counts and logs nothing: the frontend has answered the request, and counted that.
+            // Does not count the answer: the frontend has answered the request and counted it, or the client is gone.
             None => &"not awaited",
         };
         log::info!(
@@ -184,8 +186,9 @@ impl Dispatch {
     }
 }
 
-/// Runs `work`; a panic in it is logged, and is the answer 500. `request` is the id of the request that it is done for,
-/// where there is one. The logger of a program that embeds the service may be what panics, so its own panic ends here.
+/// Runs `work`. Logs a panic in it, and returns the answer 500 for it. `request` is the id of the request that the
+/// work is done for. A panic while logging ends here, too: it may come from the logger of a program that embeds the
+/// service.
 pub(super) fn guard<T>(request: Option<&RequestId>, work: impl FnOnce() -> T) -> Result<T, Response> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
         let text = panic.downcast_ref::<&str>().copied();

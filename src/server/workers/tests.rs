@@ -1,4 +1,4 @@
-//! The protocol of the workers, between a frontend and a database: which of them receive, which one wakes for what is due,
+//! Tests of the workers, between a frontend and a database: which of them receive, which one wakes for what is due,
 //! and what a stop or a panic leaves behind.
 
 use super::*;
@@ -15,7 +15,7 @@ const SESSIONS: usize = 3;
 struct Service {
     address: SocketAddr,
     workers: Workers,
-    // Dropped in this order: the clients' answers come first.
+    // The fields are dropped in this order: the answers to clients come first.
     _frontend: Frontend,
     database: ScratchDatabase,
 }
@@ -50,7 +50,7 @@ impl Service {
         stream
     }
 
-    /// Waits until this holds of the schedule.
+    /// Waits until the schedule meets this condition.
     fn until(&self, what: &str, holds: impl Fn(&Schedule) -> bool) {
         let deadline = Instant::now() + TIMEOUT;
         while !holds(&self.workers.dispatch.schedule.lock()) {
@@ -59,7 +59,7 @@ impl Service {
         }
     }
 
-    /// All workers are where they wait for requests, and no timer is set.
+    /// Waits until all workers wait for requests without a timer.
     fn is_at_rest(&self, what: &str) {
         self.until(what, |schedule| {
             schedule.receiving == MAX_RECEIVERS && schedule.wakes_at.is_none() && schedule.lanes.is_idle()
@@ -86,7 +86,7 @@ fn two_workers_receive_when_work_is_done() {
     }
 }
 
-/// A retry that is due wakes a worker that waits, and holds back none that receives.
+/// Checks that a due retry wakes a worker that waits, and that workers go on to receive.
 #[test]
 fn what_is_due_belongs_to_a_worker_that_waits() {
     let service = Service::start(None);
@@ -112,7 +112,7 @@ fn a_panic_loses_one_request_and_no_worker() {
         assert!(request.path() != "/users/7", "as it was told");
         None
     })));
-    // More often than there are workers, and beside others in one ticket.
+    // Panics more often than there are workers, also beside valid requests in one ticket.
     for _ in 0..10 {
         let clients: Vec<_> = (7..11).map(|n| service.send("GET", &format!("/users/{n}"), "")).collect();
         assert_eq!(clients.into_iter().map(status).collect::<Vec<_>>(), [500, 404, 404, 404]);

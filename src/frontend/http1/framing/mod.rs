@@ -1,8 +1,8 @@
-//! Bytes in, complete requests out: RFC 9112, read strictly.
+//! Turns the bytes of a connection into complete requests: RFC 9112, read strictly.
 //!
-//! Owns which byte sequences are a request (`request_line`, `head` and `body` know the details). Knows no socket, no
-//! clock and no thread: the same bytes give the same result however they were split on the way. To keep that true,
-//! every refusal is decided by the shortest prefix that deserves it.
+//! Owns which byte sequences are a request; `request_line`, `head` and `body` know the details. Knows no socket, no
+//! clock and no thread. The same bytes give the same result however they were split on the way, so every refusal is
+//! decided by the shortest prefix that deserves it.
 
 use super::head::{Echo, Head, parse_fields};
 use super::request_line::{PROXY_PROTOCOL, RequestLine};
@@ -11,26 +11,26 @@ use crate::config::{Limits, MAX_HEADER_FIELDS};
 use crate::error::Error;
 use std::net::IpAddr;
 
-/// Empty lines that may precede a request line (RFC 9112, 2.2 asks for at least one).
+/// The most empty lines before a request line (RFC 9112, 2.2 asks for at least one).
 const MAX_EMPTY_LINES: u8 = 4;
-/// The first byte that a client of https sends.
+/// The first byte that a client of https sends, in its TLS handshake.
 const TLS_HANDSHAKE: u8 = 0x16;
 
-/// Reads the requests of one connection, one after the other.
+/// Parses the requests of one connection: one `Framing` for each.
 #[derive(Default)]
 pub struct Framing {
-    /// The position of the incomplete line: the bytes of a slow client are not parsed anew from the start.
+    /// The position of the incomplete line in the head: parsing goes on there when more bytes come.
     line: usize,
     request_line: Option<RequestLine>,
     empty_lines: u8,
     body: Option<Box<Incoming>>,
-    /// The values that the answer has from its request: one that is arriving, complete or refused.
+    /// The parts of the head that the answer needs, as far as they have arrived.
     pub echo: Echo,
 }
 
 impl Framing {
-    /// Reads on. `bytes` has all bytes that were not used yet, and `used` grows by the number that is used now: the caller
-    /// passes the unused bytes again, with more behind them. After a complete or refused request, a new `Framing` reads on.
+    /// Parses more bytes. `bytes` begins with the bytes that no earlier call has used, and `used` grows by the number
+    /// that this call uses. After a complete or refused request, the caller makes a new `Framing`.
     pub fn advance(&mut self, bytes: &[u8], used: &mut usize, limits: &Limits) -> Result<Parsed, Error> {
         if let Some(body) = self.body.take() {
             return self.read_body(*body, bytes, used, limits);
@@ -51,7 +51,7 @@ impl Framing {
         *used += end;
         let mut fields = [httparse::EMPTY_HEADER; MAX_HEADER_FIELDS];
         let fields = parse_fields(head, &mut fields[..limits.max_header_fields])?;
-        self.echo = Echo::of(&line, head, fields, limits);
+        self.echo = Echo::read(&line, head, fields, limits);
         let Head { arrived, length, expects_continue } =
             Head::new(head, &line, fields, self.echo.client, limits)?;
         if length.is_some_and(|length| length > limits.max_body_bytes as u64) {
@@ -68,7 +68,7 @@ impl Framing {
         self.read_body(body, bytes, used, limits)
     }
 
-    /// Reads on in a body, and keeps it until it is complete.
+    /// Parses more bytes of a body, and keeps the body until it is complete.
     fn read_body(
         &mut self,
         mut body: Incoming,
@@ -83,24 +83,24 @@ impl Framing {
         Ok(Parsed::Incomplete)
     }
 
-    /// Returns the most bytes that the arriving request can have, once its head is complete.
+    /// Returns the most bytes that the arriving request can have; `None` until its head is complete.
     pub fn max_bytes(&self, limits: &Limits) -> Option<usize> {
         self.body.as_ref().map(|body| body.max_bytes(limits))
     }
 
-    /// Returns the client that a proxy names for the request, once its head is complete.
+    /// Returns the client that a proxy names for the request; `None` until its head is complete.
     pub fn client(&self) -> Option<IpAddr> {
         self.body.as_ref().and(self.echo.client)
     }
 
-    /// Returns whether the head is complete and the body is arriving.
+    /// Returns true if the head is complete and the body is arriving.
     pub fn is_in_body(&self) -> bool {
         self.body.is_some()
     }
 
-    /// Returns the request line and the length of the head, once the head is complete. Refuses bytes that no head may
-    /// hold as soon as they are there: httparse would let a bare LF pass, and judges a head only when it is complete.
-    /// The request line is judged when its end is there.
+    /// Returns the request line and the length of the head, or `None` until the head is complete. Refuses bytes that
+    /// no head may hold as soon as they are there, and the request line once its end is there: httparse judges only
+    /// complete heads, and allows a bare LF.
     fn scan_head(&mut self, bytes: &[u8], limits: &Limits) -> Result<Option<(RequestLine, usize)>, Error> {
         loop {
             let left = limits.max_head_bytes - self.line;

@@ -1,12 +1,12 @@
-//! Streams as clients may send them: which requests are in them, however they are split.
+//! Tests of the bytes that clients may send: which requests they contain, however the bytes are split.
 
 use super::super::{Arrived, fuzz::checks::limits};
 use super::*;
 use crate::http::{Persistence, Request};
 use std::mem;
 
-/// The outcome of a stream: each request, whether the connection stays open after it and whether it is HEAD, and the
-/// refusal that ended it.
+/// The result of parsing a stream: each request, with its persistence and whether it is HEAD, and the refusal that
+/// ended the stream.
 #[derive(Debug, PartialEq)]
 struct Outcome {
     requests: Vec<(String, Persistence, bool)>,
@@ -15,14 +15,14 @@ struct Outcome {
     continues: usize,
 }
 
-/// Method, target, fields and body.
+/// Writes a request as its method, target, fields and body.
 fn text(request: &Request) -> String {
     let fields: Vec<_> = request.lines().map(|(name, value)| format!("{name}: {value}")).collect();
     let body = String::from_utf8_lossy(&request.body);
     format!("{} {} [{}] {body}", request.method_name, request.target, fields.join(", "))
 }
 
-/// Feeds a stream in pieces of the sizes given (the last one repeats), as a connection would.
+/// Parses a stream in pieces of these sizes, as a connection would. The last size repeats.
 fn feed(stream: &[u8], limits: &Limits, sizes: impl IntoIterator<Item = usize>) -> Outcome {
     let mut outcome = Outcome { requests: Vec::new(), refused: None, unused: 0, continues: 0 };
     let mut sizes = sizes.into_iter();
@@ -83,7 +83,7 @@ fn what_is_passed_on() {
         ),
         ("GET /x HTTP/1.0\r\nHost: a.example\r\n\r\n", "GET /x [Host: a.example] "),
         ("GET /x HTTP/1.1\r\nHost:\r\n\r\n", "GET /x [Host: ] "),
-        // The authority of a target stands before the Host, which it replaces.
+        // Puts the authority of a target before the Host, which it replaces.
         (
             "POST http://other:8/x?y HTTP/1.1\r\nHost: a\r\nOrigin: http://o\r\n\r\n",
             "POST /x?y [Host: other:8, Host: a, Origin: http://o] ",
@@ -180,7 +180,7 @@ fn refusals() {
         ("GET / HTTP/1.2x\r\nHost: a\r\n\r\n".into(), "BadRequest"),
         ("GET /#9 HTTP/1.1\r\nHost: a\r\n\r\n".into(), "BadRequest"),
         ("GET /\\x HTTP/1.1\r\nHost: a\r\n\r\n".into(), "BadRequest"),
-        // A request line is judged when it is complete: nothing else has to come.
+        // Refuses a request line once it is complete, without another byte.
         ("GET /\r\n".into(), "BadRequest"),
         ("GET / \r\n".into(), "BadRequest"),
         ("GET\r\n".into(), "BadRequest"),
@@ -383,7 +383,7 @@ fn seconds_that_clients_may_rely_on() {
     }
 }
 
-/// A small generator, so that a failure can be repeated by its seed.
+/// A generator of random numbers whose seed repeats a failure.
 struct Dice(u64);
 
 impl Dice {
