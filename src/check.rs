@@ -114,12 +114,8 @@ pub fn grants(config: &Config, role: &str) -> Result<Vec<String>, StartError> {
 pub fn check(config: &Config, options: Options) -> Vec<Finding> {
     let mut findings = Vec::new();
     if let Err(error) = examine(config, options, &mut findings) {
-        let (subject, line) = match error {
-            StartError::Config(error) => ("configuration", error.to_string()),
-            StartError::Statement(line) => ("database", line),
-            error => ("database", error.to_string()),
-        };
-        add_findings(&mut findings, Problem, subject, [line]);
+        let subject = if matches!(error, StartError::Config(_)) { "configuration" } else { "database" };
+        add_findings(&mut findings, Problem, subject, [error.to_string()]);
     }
     findings
 }
@@ -131,7 +127,7 @@ fn examine(config: &Config, options: Options, findings: &mut Vec<Finding>) -> Re
     let warnings = servers.target.warnings.iter().map(|line| format!("DATABASE_URL: {line}"));
     add_findings(findings, Note, "configuration", warnings);
     let client = &mut servers.connect_for_long()?;
-    // Bounds the wait for a lock, which the session of a migration does not. A pooler would lend the setting to other clients.
+    // Bounds waits for locks. Leaves the setting out if a pooler lends the session, as it would reach other clients.
     if servers.sessions().keep_settings() {
         client.batch_execute("set lock_timeout = '2s'")?;
     }

@@ -14,7 +14,7 @@ mod embedded {
     refinery::embed_migrations!("migrations");
 }
 
-/// Tries to get the advisory lock. Its number spells "userd" in ASCII, so that no other program is likely to lock it.
+/// Tries to get the advisory lock. The number of the lock spells "userd" in ASCII, so that another program hardly uses it.
 const TRY_LOCK: &str = "select pg_try_advisory_xact_lock(bigint '504447201892')";
 
 /// The pause between two tries to get the lock.
@@ -35,8 +35,8 @@ const SCHEMA_IN_USE: &str = "\
     select current_schema()::text, source in ('client', 'session'), setting !~ '[,$]' \
     from pg_settings where name = 'search_path'";
 
-/// Returns the schemas, but for the one in use, that have all of the tables $1, which the role may read; each with a line that says
-/// how to use them.
+/// Returns each schema, other than the schema in use, in which the role may read all of the tables $1; with a line that says how to
+/// use that schema.
 const OTHER_SCHEMAS: &str = "\
     select nspname::text, format('the schema \"%s\" has userd''s tables, and the search_path leads to %s: \
         `alter role %I in database %I set search_path = %I` uses them, as does options=-csearch_path=NAME in DATABASE_URL; \
@@ -56,8 +56,8 @@ pub const GRANTS_HINT: &str =
 /// The table in which refinery records the migrations that it has applied.
 pub const HISTORY: &str = "refinery_schema_history";
 
-/// The names of the migrations that a database lacks or has with another text. `None` if it has all of them, and no further ones but
-/// newer, compatible ones.
+/// The names of the migrations that a database lacks or has with another text. `None` if the database has all of them, and beside them
+/// only newer migrations that are compatible.
 type MissingNames = Option<Vec<String>>;
 
 /// The number of each migration, with the checksum of its text.
@@ -137,9 +137,9 @@ impl Migrations {
     }
 
     /// Compares these migrations with the database of a client, and has later sessions use the schema in use. Only reads, so that a
-    /// standby, or a role that may not write, will do. The error is one line. It is an error, too, if another program's object has a
-    /// name that the migrations create; or if another schema has userd's tables, unless `second_set` says that these tables
-    /// are to be a second set, or the connection string names the schema in use.
+    /// standby, or a role that may not write, will do. The error is one line. Fails, too, if an object of another program has a name
+    /// that the migrations create; and if another schema has userd's tables, unless `second_set` allows further tables or the
+    /// connection string names the schema in use.
     pub fn find_missing(
         &self,
         servers: &Servers,
@@ -155,7 +155,7 @@ impl Migrations {
         find().map_err(|error| explain(&*error))
     }
 
-    /// Looks once for [`Migrations::find_missing`]: at the history, at other schemas, then at names.
+    /// Does what [`Migrations::find_missing`] says, once: looks at the history, then at other schemas, then at names that are taken.
     fn find_once(&self, client: &mut Client, second_set: bool) -> Result<MissingNames, Box<dyn Error>> {
         let (rows, is_foreign) = match Migrations::read_history(client) {
             Ok(rows) => (rows, false),
@@ -213,7 +213,7 @@ impl Migrations {
     }
 
     /// Applies the missing migrations in one transaction of another session. Returns their names. refinery takes no lock, so a
-    /// transaction of `client` holds the advisory lock meanwhile. Its session could not: a pooler may lend it to other clients.
+    /// transaction of `client` holds the advisory lock meanwhile. A lock of the session would not do, as a pooler may lend the session.
     fn apply(&self, mut client: Client, servers: &Servers) -> Result<Vec<String>, Box<dyn Error>> {
         let mut is_waiting = false;
         let _lock = loop {
@@ -254,7 +254,7 @@ fn use_schema(servers: &Servers, client: &mut Client) -> Result<bool, Box<dyn Er
     Ok(asks && is_set && is_one)
 }
 
-/// Returns the schemas, but for the one in use, that have userd's tables: the name, and a line that says how to use them.
+/// Returns each schema, other than the schema in use, that has userd's tables: the name, and a line that says how to use the schema.
 pub fn find_other_schemas(client: &mut Client) -> Result<Vec<(String, String)>, postgres::Error> {
     let rows = client.query_typed(OTHER_SCHEMAS, &[(&TABLES, Type::TEXT_ARRAY)])?;
     Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())

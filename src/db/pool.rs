@@ -155,7 +155,7 @@ impl Pool {
         self.sessions.as_ref().expect("only drop takes it")
     }
 
-    /// Takes a session of the current epoch from the pool. Blocks up to the acquire time-out.
+    /// Takes a session from the pool, but none that was opened before the server has changed. Blocks up to the acquire time-out.
     fn take_session(&self) -> Result<PooledConnection<SessionManager>, Error> {
         let deadline = Instant::now() + self.acquire_timeout;
         loop {

@@ -21,7 +21,7 @@ const PROBE_PAUSE: Duration = Duration::from_millis(500);
 /// The pause between two removals of keys that have expired, and between two probes until the first question.
 const CLEANING_PAUSE: Duration = Duration::from_secs(60);
 
-/// The longest time without an answer of the database, after three probes that have failed. After it the service is not ready.
+/// The time after which a database without an answer makes the service unready. Three probes have failed by then.
 const MAX_SILENCE: Duration = Duration::from_millis(2500);
 
 /// Removes keys that have expired. Skips rows that another session has locked to remove them.
@@ -151,8 +151,8 @@ impl ProbeState {
     }
 }
 
-/// Probes the database over `session`, or over a new session if there is none of the current epoch. Leaves in `session` a session that
-/// the next probe can use. The error is one line.
+/// Probes the database over `session` if that is still of use, else over a new session, which it leaves in `session`. The error is one
+/// line.
 fn probe(
     servers: &Servers,
     migrations: &Migrations,

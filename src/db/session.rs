@@ -85,7 +85,7 @@ impl Session {
         rows.map_err(|error| self.failure(sql, true, &error))
     }
 
-    /// Returns the failure of a statement, of which the end of the connection is a part.
+    /// Returns the failure of a statement. Its consequence is `Broken` if the connection has ended.
     fn failure(&self, sql: &'static str, sent: bool, error: &postgres::Error) -> QueryFailure {
         let consequence =
             if self.connection.is_closed() { Consequence::Broken } else { Consequence::from_error(error) };

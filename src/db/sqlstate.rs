@@ -19,7 +19,7 @@ use std::{io, iter};
 /// The consequence of a failed statement for its session, which decides if the statement may be executed again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Consequence {
-    /// The session is at an end.
+    /// The server has ended the session.
     Broken,
     /// The prepared statement no longer fits the tables. A new session can prepare the statement. Nothing was changed.
     Outdated,
@@ -120,8 +120,8 @@ impl From<postgres::Error> for StartError {
     }
 }
 
-/// Returns whether the database may accept some rows of a refused statement without the others. Any error may mean that, as triggers
-/// raise errors of any class, but for errors of the connection and of the server (SQLSTATE classes 08, 57, 58 and XX).
+/// Returns whether the database may accept some rows of a refused statement if it gets them without the other rows. This is so for each
+/// error but those of the connection and of the server (SQLSTATE classes 08, 57, 58 and XX), because triggers raise errors of any class.
 pub(crate) fn is_caused_by_rows(failure: &Failure) -> bool {
     match failure {
         Failure::Error(Error::AlreadyExists) => true,
@@ -137,8 +137,8 @@ pub(crate) fn is_caused_by_value(error: &Error) -> bool {
     matches!(error, Error::Database { code, .. } if code.starts_with("22"))
 }
 
-/// Returns the result of a search for `text`, but no user if the encoding of the database lacks a character of the text (SQLSTATE
-/// 22P05). A text in ASCII fits every encoding: for such a text, the error is about a stored row, and stays an error.
+/// Returns the result of a search for `text`, with no user instead of the error that the encoding of the database lacks a character of
+/// the text (SQLSTATE 22P05). A text in ASCII fits every encoding, so that its error is about a stored row, and is returned.
 pub(crate) fn none_if_untranslatable<T: Default>(
     text: &str,
     result: Result<T, Failure>,

@@ -123,8 +123,8 @@ impl Target {
         Target::from_pairs(pairs.collect::<Result<_, _>>()?, 5, os_user)
     }
 
-    /// Returns the database that parameters name. Errors number the parameters from the one after the first `uncounted` ones, which
-    /// are the parts of a URL before its '?'.
+    /// Returns the database that parameters name. An error gives the number of a parameter, which does not count the first `uncounted`
+    /// pairs: these are the parts of a URL before its '?'.
     fn from_pairs(pairs: Pairs, uncounted: usize, os_user: Option<&str>) -> Result<Target, String> {
         let (mut values, warnings) = accept_parameters(pairs, uncounted)?;
         // Drops empty values, as libpq does. These parameters have to have one of a few words, and may not be empty.
@@ -379,7 +379,7 @@ mod tests {
     #[test]
     fn addresses_of_providers() {
         let rows = [
-            // Neon
+            // Addresses as Neon gives them
             (
                 "postgresql://u:pw@ep-cool-darkness-123456-pooler.us-east-2.aws.neon.tech/d?sslmode=require&channel_binding=require",
                 "ep-cool-darkness-123456-pooler.us-east-2.aws.neon.tech:5432, TLS not verified",
@@ -388,7 +388,7 @@ mod tests {
                 "postgresql://u:pw@ep-cool-darkness-123456.us-east-2.aws.neon.tech/d?sslmode=require&options=endpoint%3Dep-cool",
                 "ep-cool-darkness-123456.us-east-2.aws.neon.tech:5432, TLS not verified",
             ),
-            // Supabase: direct, session pooler, transaction pooler
+            // Addresses as Supabase gives them: direct, of the session pooler, of the transaction pooler
             (
                 "postgresql://u:[YOUR-PASSWORD]@db.abcdef.supabase.co:5432/d",
                 "db.abcdef.supabase.co:5432, TLS if the server has it",
@@ -405,12 +405,12 @@ mod tests {
                 "postgres://u:pw@aws-0.pooler.supabase.com:6543/d?sslmode=require&supa=base-pooler.x",
                 "aws-0.pooler.supabase.com:6543, TLS not verified | supa has no effect",
             ),
-            // Heroku
+            // An address as Heroku gives it
             (
                 "postgres://u:pw@ec2-34-1-2-3.compute-1.amazonaws.com:5432/d",
                 "ec2-34-1-2-3.compute-1.amazonaws.com:5432, TLS if the server has it",
             ),
-            // RDS
+            // Addresses as RDS gives them
             (
                 "postgresql://u:pw@db.123456789012.us-east-1.rds.amazonaws.com:5432/d?sslmode=verify-full&sslrootcert=/certs/global-bundle.pem",
                 "db.123456789012.us-east-1.rds.amazonaws.com:5432, TLS verified",
@@ -419,13 +419,13 @@ mod tests {
                 "host=db.123456789012.us-east-1.rds.amazonaws.com port=5432 dbname=d user=u sslrootcert=/certs/global-bundle.pem sslmode=verify-ca",
                 "db.123456789012.us-east-1.rds.amazonaws.com:5432, TLS verified but for the host name",
             ),
-            // Render: internal, external
+            // Addresses as Render gives them: internal, external
             ("postgresql://u:pw@dpg-abc123-a/d", "dpg-abc123-a:5432, TLS if the server has it"),
             (
                 "postgresql://u:pw@dpg-abc123-a.oregon-postgres.render.com/d?ssl=true",
                 "dpg-abc123-a.oregon-postgres.render.com:5432, TLS not verified",
             ),
-            // Railway: internal, external
+            // Addresses as Railway gives them: internal, external
             (
                 "postgresql://u:pw@postgres.railway.internal:5432/d",
                 "postgres.railway.internal:5432, TLS if the server has it",
@@ -434,7 +434,7 @@ mod tests {
                 "postgresql://u:pw@monorail.proxy.rlwy.net:12345/d",
                 "monorail.proxy.rlwy.net:12345, TLS if the server has it",
             ),
-            // Prisma's documentation
+            // Addresses in the documentation of Prisma
             (
                 "postgresql://u:pw@localhost:5432/d?schema=public&connect_timeout=10&pool_timeout=2&sslmode=require&sslaccept=strict",
                 "localhost:5432, TLS not verified | schema has no effect | pool_timeout has no effect | sslaccept has no effect",
@@ -443,7 +443,7 @@ mod tests {
                 "postgresql://u:pw@localhost:5433/d?host=/var/run/postgresql/",
                 "/var/run/postgresql/:5433, no TLS",
             ),
-            // Cloud SQL
+            // An address as Cloud SQL gives it
             (
                 "postgresql://u:pw@localhost/d?host=/cloudsql/project:region:instance",
                 "/cloudsql/project:region:instance:5432, no TLS",

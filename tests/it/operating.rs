@@ -28,7 +28,7 @@ fn schema_state(database: &Database) -> String {
     )
 }
 
-// Migrations
+// Tests of migrations
 
 #[test]
 fn migrations_without_a_service() {
@@ -129,7 +129,7 @@ fn a_database_of_a_newer_release() {
     assert!(code == 1 && stdout.contains("problem  migrations: a newer userd has migrated it"), "{stdout}");
 }
 
-// Checks
+// Tests of `userd check`
 
 #[test]
 fn a_check_changes_nothing() {
@@ -199,7 +199,7 @@ fn a_check_finds_what_is_missing() {
     }
 }
 
-// The configuration
+// Tests of the configuration
 
 /// A connection string may have quotes, which `docker run --env-file` keeps, a line end of Windows or of a file, or a byte order mark.
 #[test]
@@ -279,7 +279,7 @@ fn the_settings_in_force() {
     }
 }
 
-// Users of another program
+// Tests of a database with users of another program
 
 /// Creates the table of users of a shop in Rails.
 const SHOP: &str = "
@@ -370,7 +370,7 @@ fn a_search_path_without_a_schema() {
     assert_eq!(database.value("select count(*) from pg_namespace where nspname = 'missing'"), "0");
 }
 
-// Completion
+// Test of the completion in a shell
 
 /// The line for bash in docs/operations.md works in a home directory that is empty, and bash offers arguments after it.
 #[test]

@@ -10,7 +10,7 @@ fn userd(database_url: &str, arguments: &[&str]) -> (i32, String) {
     (code, stdout + &stderr)
 }
 
-// The sequence of ids
+// Tests of the sequence of ids
 
 #[test]
 fn a_check_finds_a_sequence_behind_the_ids() {
@@ -70,7 +70,7 @@ fn the_columns_are_the_fields_of_a_user() {
     assert_eq!(service.database.value(columns), "id name email created_at updated_at version");
 }
 
-// Counts
+// Tests of the counts behind pages
 
 #[test]
 fn wrong_counts_are_found_and_mended() {
@@ -147,7 +147,7 @@ fn a_recount_beside_writers() {
     assert_eq!((&users["total"], &users["data"][0]["name"]), (&21.into(), &"held".into()));
 }
 
-// Rights
+// Tests of the rights of roles
 
 /// A check reports row-level security that hides rows from the role of the service. The remedy gives no other role a right.
 #[test]
@@ -238,7 +238,7 @@ fn roles_that_may_read_hashes_are_told() {
     let (code, lines) = findings();
     assert_eq!((code, lines.len()), (0, 8), "{lines:?}");
     assert!(lines.iter().all(|line| line.starts_with("note     privileges: ")), "{lines:?}");
-    // A role with all rights may run another userd, so that its line is no order to revoke them.
+    // A role with all rights may run another userd, so that its line does not ask to revoke them.
     let (kept, revoked): (Vec<_>, Vec<_>) = lines.into_iter().partition(|line| line.contains(full));
     assert!(kept.iter().all(|line| line.ends_with(", unless it runs userd")), "{kept:?}");
     for line in revoked {
