@@ -209,9 +209,17 @@ fn every_block_runs() {
 fn the_lines_with_a_token() {
     let service = Service::with(|config| config.api_token = Some(TOKEN.into()));
     let url = service.server.base_url();
-    let lines = blocks(CURL, "\n## With a token\n")[0];
-    for (token, status) in [(TOKEN, "200\n"), ("another", "401\n")] {
+    let [package, _, own] = blocks(CURL, "\n## With a token\n")[..] else { panic!("three blocks") };
+    let package = format!("sudo() {{ \"$@\"; }}\n{}", package.replace("/etc/", ""));
+    let (_, request) = own.split_once('\n').expect("two lines");
+    for (token, lines, status) in [
+        (TOKEN, own, "200\n"),
+        ("another", own, "401\n"),
+        (TOKEN, &(package.clone() + request), "200\n"),
+        ("another", &(package + request), "401\n"),
+    ] {
         let dir = TempDir::new();
+        dir.write("userd.env", &format!("HOST=0.0.0.0\nAPI_TOKEN=\"{token} old\"\n"));
         let variables = [("API_TOKEN", token.to_owned())];
         let (_, printed, _) = shell(dir.path(), &format!("users={url}/users\n{lines}"), &variables);
         assert_eq!(printed, status);
@@ -235,12 +243,12 @@ fn a_sheet_for_the_debian_package() {
         "command".to_owned()
     };
     let sheet = blocks(EXCEL, "\n## 1. Save the sheet\n").concat();
-    let map = blocks(EXCEL, "\n## 3. Look what would happen\n")[0].lines().next().expect("a line");
+    let [look, correct] = blocks(EXCEL, "\n## 3. Look what would happen\n")[..] else { panic!("two blocks") };
+    let map = look.lines().next().expect("a line");
     let import = blocks(EXCEL, "\n## 4. Import\n")[0];
     let sudo = format!("sudo() {{ shift 2; {become_account} \"$@\"; }}");
-    for (heading, code, users) in [("Address", 1, "0"), ("E-mail", 0, "3")] {
-        let map = map.replace("E-mail", heading);
-        let lines = format!("{sudo}\n{sheet}\n{which}\n{map}\n{import}");
+    for (correction, code, users) in [("", 1, "0"), (correct, 0, "3")] {
+        let lines = format!("{sudo}\n{sheet}\n{which}\n{correction}\n{map}\n{import}");
         let ended = shell(dir.path(), &lines, &[]);
         assert_eq!(ended.0, code, "{ended:?}");
         assert_eq!(service.database.value("select count(*) from users"), users);
