@@ -12,7 +12,7 @@ use crate::{config::Limits, http::Response};
 use mio::Waker;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// The most surplus connections: connections beyond `max_connections`, which only get a 503. Each costs a descriptor
 /// and some 200 bytes.
@@ -30,6 +30,8 @@ pub struct Slots {
     pub(super) stopping: AtomicBool,
     /// Slots of connections that a worker has answered and that the event loop is to advance.
     scheduled: Mutex<Vec<u32>>,
+    /// How many clients were answered together, until the event loop looks for their next requests.
+    pub(super) answered_together: AtomicUsize,
     /// Warnings about clients that are answered 503.
     pub warnings: Arc<Warnings>,
 }
@@ -87,6 +89,11 @@ impl Slots {
         Some(delivery)
     }
 
+    /// Tells the event loop that so many clients are answered together, so that their next requests get one ticket.
+    pub fn announce_answers(&self, clients: usize) {
+        self.answered_together.store(clients, Ordering::Relaxed);
+    }
+
     /// Returns the number of connections in each state of [`STATE_LABELS`], and the most connections that there may
     /// be. Locks each slot in turn.
     pub fn count_connections(&self) -> (impl Iterator<Item = (&'static str, usize)>, usize) {
@@ -124,6 +131,7 @@ impl Slots {
             waker,
             stopping: AtomicBool::default(),
             scheduled: Mutex::default(),
+            answered_together: AtomicUsize::default(),
             warnings: Arc::default(),
         }
     }

@@ -5,7 +5,9 @@
 //! loop looks at none.
 
 mod admission;
+mod coalescing;
 
+use self::coalescing::Coalescing;
 use super::connection::{Action, Admission, Connection, Context, LINGER_TIME};
 use super::slots::{Entry, Slots};
 use super::{Listener, Resources};
@@ -62,6 +64,7 @@ pub struct EventLoop {
     timer: TimerFd,
     /// The time that `timer` is set for, if it is set.
     rings_at: Option<Instant>,
+    coalescing: Coalescing,
 }
 
 impl EventLoop {
@@ -106,6 +109,7 @@ impl EventLoop {
             sweep_at: None,
             timer,
             rings_at: None,
+            coalescing: Coalescing::default(),
         })
     }
 
@@ -118,6 +122,7 @@ impl EventLoop {
             // A ticket wakes two threads, so the loop looks for further complete requests before it writes one.
             if !self.passed.is_empty() {
                 self.poll(&mut events, Some(Duration::ZERO))?;
+                self.coalesce(&mut events)?;
             }
             let now = self.context.now;
             // Accepts clients after it has read: accepting may close connections that are idle, and a read may show

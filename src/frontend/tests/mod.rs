@@ -370,6 +370,23 @@ fn a_flood_does_not_starve_others() {
 }
 
 #[test]
+fn clients_that_do_not_come_back_hold_up_no_request() {
+    let harness = Harness::new();
+    let mut client = harness.connect();
+    for round in 0..50 {
+        harness.slots.announce_answers(16);
+        assert_eq!(client.send(GET).answer().status, 200, "{round}");
+    }
+    // Each client that comes back is answered, too.
+    let mut clients: Vec<_> = (0..8).map(|_| harness.connect()).collect();
+    for round in 0..50 {
+        harness.slots.announce_answers(clients.len());
+        clients.iter_mut().for_each(|client| _ = client.send(GET));
+        clients.iter_mut().for_each(|client| assert_eq!(client.answer().status, 200, "{round}"));
+    }
+}
+
+#[test]
 fn large_answers_to_slow_readers_hold_no_worker() {
     // Waits until all of them were read.
     let limits = Limits { write_timeout: 3 * TIMEOUT, ..Limits::default() };

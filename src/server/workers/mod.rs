@@ -77,6 +77,12 @@ struct Dispatch {
     hasher: Condvar,
 }
 
+/// The longest time of a batch whose clients' next requests are to make one batch again. A slower batch waits for a lock
+/// or for a database on another machine, and its clients gain nothing.
+const MAX_COALESCED_TIME: Duration = Duration::from_millis(1);
+/// The most clients whose next requests are to make one batch again: more clients make large batches in any case.
+const MAX_COALESCED_CLIENTS: usize = 16;
+
 /// The queued commands, and the workers that wait for some.
 struct Schedule {
     lanes: Lanes<Box<Task>>,
@@ -233,7 +239,9 @@ impl Dispatch {
         // retries.
         let (items, gone): (Vec<_>, Vec<_>) =
             commands.partition(|item: &Queued<Box<Task>>| self.slots.begin(item.work.job.claimed.slot));
+        let began = Instant::now();
         let (items, outcomes) = self.execute_commands(items);
+        let is_short = began.elapsed() < MAX_COALESCED_TIME;
         let (mut answers, now) = (Vec::with_capacity(items.len()), Instant::now());
         let mut schedule = self.schedule.lock();
         gone.iter().for_each(|item| schedule.lanes.free_row(item));
@@ -261,6 +269,9 @@ impl Dispatch {
         }
         self.wake(&schedule, now);
         drop(schedule);
+        if is_short && (2..=MAX_COALESCED_CLIENTS).contains(&answers.len()) {
+            self.slots.announce_answers(answers.len());
+        }
         self.answer_all(answers);
         let mut schedule = self.schedule.lock();
         if batch.users > 0 {
