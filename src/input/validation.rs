@@ -204,13 +204,13 @@ mod tests {
     /// Checks that a PUT, which has no schema, refuses the values that the schemas refuse.
     #[test]
     fn bounds_of_fields_are_those_of_users() {
-        use crate::users::user::{MAX_EMAIL, MAX_NAME_CHARS, MIN_PASSWORD_CHARS, UserChanges};
+        use crate::users::user::{MAX_EMAIL_CHARS, MAX_NAME_CHARS, MIN_PASSWORD_CHARS, UserChanges};
         let email = |length: usize| format!("{}@example.com", "x".repeat(length - 12));
         let rows = [
             (json!({"name": "n".repeat(MAX_NAME_CHARS)}), true),
             (json!({"name": "n".repeat(MAX_NAME_CHARS + 1)}), false),
             (json!({"email": email(64 + 12)}), true),
-            (json!({"email": email(MAX_EMAIL + 1)}), false),
+            (json!({"email": email(MAX_EMAIL_CHARS + 1)}), false),
             (json!({"password": "p".repeat(MIN_PASSWORD_CHARS)}), true),
             (json!({"password": "p".repeat(MIN_PASSWORD_CHARS - 1)}), false),
         ];

@@ -1,30 +1,31 @@
-//! E-mail addresses that a user may be given.
+//! Which e-mail addresses a user may have.
 //!
-//! The rule is this crate's own, so that no version of a library changes which addresses are valid: one bare
-//! `local@domain`, with atoms separated by dots on the left, also beyond ASCII, and a host name in ASCII on the right.
+//! An address is one bare `local@domain`. Its local part has atoms, also beyond ASCII, with dots between them; its
+//! domain is a host name in ASCII. This crate has a rule of its own, so that no version of a library changes which
+//! addresses are valid.
 
-use super::user::MAX_EMAIL;
+use super::user::MAX_EMAIL_CHARS;
 use serde_json::{Map, Value};
 use unicode_normalization::{UnicodeNormalization, char::is_combining_mark, is_nfc};
 
-/// Returns a text in Unicode's form NFC, in which addresses are stored and looked up, and passwords hashed: keyboards differ
-/// in how they write é.
+/// Returns a text in Unicode's form NFC, because keyboards differ in how they write é. Addresses are stored and looked
+/// up in this form, and passwords are hashed in it.
 pub fn normalized(text: &str) -> String {
     if is_nfc(text) { text.to_owned() } else { text.nfc().collect() }
 }
 
-/// Brings the address in the fields of a user into NFC.
+/// Brings the address among the fields of a user into NFC.
 pub fn normalize(fields: &mut Map<String, Value>) {
     if let Some(Value::String(address)) = fields.get_mut("email") {
         *address = normalized(address);
     }
 }
 
-/// Checks an address in NFC. The error says what is wrong with it.
+/// Checks an address that is in NFC. The error says what is wrong with the address.
 pub fn check(address: &str) -> Result<(), String> {
-    // Characters of an atom: of RFC 5322, or of RFC 6532 beyond ASCII.
+    // An atom has the characters that RFC 5322 allows, and those beyond ASCII that RFC 6532 adds.
     let is_atext = |c: char| !c.is_ascii() || c.is_ascii_alphanumeric() || "!#$%&'*+-/=?^_`{|}~".contains(c);
-    // Refuses a mark at the beginning of an atom: it would be shown on the dot before it, or on other text.
+    // An atom may not begin with a combining mark, which a screen draws on the character before the atom.
     let is_atom =
         |text: &str| text.chars().all(is_atext) && !text.chars().next().is_none_or(is_combining_mark);
     let is_label = |text: &str| {
@@ -45,15 +46,15 @@ pub fn check(address: &str) -> Result<(), String> {
         _ if !domain.is_ascii() => ": write the domain after the @ in ASCII, as xn--…",
         _ if !domain.is_empty() && !domain.contains('.') => ": the domain after the @ needs a dot",
         _ if !is_host => ": the domain after the @ is not valid",
-        // The limit is in octets, as a mail server counts them (RFC 5321, 4.5.3.1.3).
-        _ if address.len() > MAX_EMAIL => ": it is longer than 254 bytes",
+        // Counts bytes, as a mail server does (RFC 5321, 4.5.3.1.3). The number is that of the column's characters.
+        _ if address.len() > MAX_EMAIL_CHARS => ": it is longer than 254 bytes",
         _ => return Ok(()),
     };
     Err(format!("value is not an e-mail address{problem}"))
 }
 
-/// Returns true for controls, for the characters that are not shown (Unicode's Default_Ignorable_Code_Point, but for the
-/// joiner of emoji, U+200D), and for the characters that mean nothing to others: private ones and noncharacters.
+/// Returns whether a reader cannot see a character: a control, a private character, a noncharacter, or a character that
+/// Unicode lists as Default_Ignorable_Code_Point. Excepts U+200D, which joins emoji.
 fn is_invisible(c: char) -> bool {
     c.is_control()
         || u32::from(c) & 0xfffe == 0xfffe
@@ -98,7 +99,8 @@ mod tests {
 
     #[test]
     fn characters_that_are_not_shown() {
-        // Unicode 16: 4,174 default ignorable code points but one, 65 controls, 137,468 private ones, 66 noncharacters.
+        // Unicode 16 has 4,174 default ignorable code points, of which U+200D is excepted, 65 controls, 137,468 private
+        // characters and 66 noncharacters.
         assert_eq!(('\0'..=char::MAX).filter(|c| is_invisible(*c)).count(), 4_173 + 65 + 137_468 + 66);
         for c in ['\u{ad}', '\u{200c}', '\u{3164}', '\u{e007f}', '\u{f8ff}', '\u{fffff}', '\u{10fffd}'] {
             assert!(is_invisible(c), "{c:?}");

@@ -1,18 +1,18 @@
-//! Digests of idempotency keys, and of the bodies that have one.
+//! Digests of idempotency keys, and of the bodies that clients send with a key.
 
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
-/// A key that a client has chosen for a create: its digest, as the key itself is not stored.
+/// Digest of an idempotency key. Only the digest is stored, so that a stolen table has no key that a client could send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Key(pub [u8; 32]);
 
-/// Digest of the body of a create, without its password.
+/// Digest of the body of a create without its password. A repetition of the create must have an equal fingerprint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fingerprint(pub [u8; 32]);
 
 impl Key {
-    /// Computes the digest of the key that the client has sent.
+    /// Computes the digest of a key that a client has sent.
     pub fn new(text: &str) -> Key {
         Key(Sha256::digest(text.as_bytes()).into())
     }
@@ -24,7 +24,8 @@ impl Fingerprint {
         let mut digest = Sha256::new();
         for (field, value) in body {
             let value = if field == "password" { &Value::Null } else { value };
-            // A NUL ends each name and each value: JSON has none, so different bodies never give one text.
+            // Ends each name and each value with a NUL, which JSON text never has: different bodies give different
+            // texts.
             digest.update(format!("{field}\0{value}\0"));
         }
         Fingerprint(digest.finalize().into())

@@ -1,4 +1,4 @@
-//! The domain: users and their passwords, pages of them. Knows neither SQL nor sockets.
+//! The domain: users, their passwords, and pages of users. These modules know neither SQL nor sockets.
 
 pub(crate) mod email;
 mod formats;

@@ -1,4 +1,4 @@
-//! Requests for lists of users: pages, walks by id, searches by address, and look-ups of several ids.
+//! Requests for lists of users: pages, walks from id to id, searches by address, and look-ups of several ids.
 
 use super::user::User;
 use std::collections::BTreeSet;
@@ -8,32 +8,32 @@ use std::collections::BTreeSet;
 pub struct ListRequest {
     /// The users that are listed.
     pub selection: Selection,
-    /// The page. Of a list without pages, `per_page` is the largest number of users: for ids, the number that the request
-    /// named, repeated ones and texts that are no id included.
+    /// The page. If the list has no pages, `per_page` is the largest number of users; for [`Selection::Ids`], the
+    /// number of `id` parameters in the request.
     pub page: PageRequest,
 }
 
-/// The users of a list: all of them or those with one address are on pages.
+/// Which users a list has. Only `All` and `Email` have pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Selection {
     /// All users, by id.
     All,
-    /// The users with this address, in whatever case: one user at the most.
+    /// The user with this address, whatever the case of its letters.
     Email(String),
-    /// Users in the order of their ids, after an id from 0.
+    /// The users with a larger id than this, by id.
     After(i64),
-    /// The users whose addresses begin with a text, in whatever case, in the order of addresses.
+    /// The users whose addresses begin with this text, whatever the case of letters, by address.
     Prefix(String),
     /// The users with these ids, by id.
     Ids(BTreeSet<i64>),
 }
 
-/// A list of users, as it was read.
+/// A list of users that was read from the database.
 #[derive(Debug, Default)]
 pub struct Listed {
     /// The number of users on all pages; 0 if the list has no pages.
     pub total: i64,
-    /// The users. If the list has no pages, one user more than requested tells that there are more.
+    /// The users. A list without pages has one user more than requested if there are more users.
     pub users: Vec<User>,
 }
 
@@ -44,21 +44,22 @@ pub struct PageRequest {
     pub page: i64,
     /// The number of users on a page, from 1.
     pub per_page: u32,
-    /// True if pages count from the last user.
+    /// True if page 1 has the users with the largest ids.
     pub is_from_end: bool,
 }
 
-/// Users of the largest page, unless a setting says otherwise.
+/// The most users on a page, unless the setting `MAX_PER_PAGE` says otherwise.
 pub const MAX_USERS: u32 = 1000;
 
-/// Returns the bytes of memory that a page of so many users is made with; `user`: bytes of each.
-pub fn memory(users: usize, user: usize) -> usize {
-    const REST_OF_PAGE: usize = 64 << 10;
-    user.saturating_mul(users).saturating_add(REST_OF_PAGE)
+/// Returns the bytes of memory that making a page takes: `user_bytes` for each user, and some for the members around
+/// them.
+pub fn memory(users: usize, user_bytes: usize) -> usize {
+    const FRAME_BYTES: usize = 64 << 10;
+    user_bytes.saturating_mul(users).saturating_add(FRAME_BYTES)
 }
 
 impl PageRequest {
-    /// Returns the number of users before the page, at most 2^63 - 1.
+    /// Returns the number of users before the page. Does not overflow: 2^63 - 1 is the largest result.
     pub fn offset(self) -> i64 {
         (self.page - 1).saturating_mul(self.per_page.into())
     }

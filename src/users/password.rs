@@ -1,9 +1,10 @@
-//! Argon2id: hash and verify. Hashes of other programs are verified as well, until the first login replaces them.
+//! Hashes passwords by Argon2id, and verifies them. Verifies hashes of other programs, too: the first login replaces
+//! such a hash by one of ours.
 
 pub use super::formats::is_hash;
 
 use super::email::normalized;
-use super::formats::{HashFormat, canonical};
+use super::formats::{HashFormat, rewrite_as_stored};
 use crate::error::Error;
 use crate::secret::Secret;
 use argon2::{Algorithm, Argon2, Params, PasswordHasher, Version, password_hash::phc::PasswordHash as Phc};
@@ -11,31 +12,32 @@ use serde_json::Value;
 use std::iter;
 use unicode_normalization::is_nfc;
 
-/// Bytes of the longest hash, as the column has it.
-const HASH_MAX: usize = 512;
+/// The most bytes of a hash, as in the check of its column.
+const MAX_HASH_BYTES: usize = 512;
 
-/// A PHC string (`$argon2id$v=19$m=19456,t=2,p=1$…`), or a hash in another program's format. Never printed.
+/// The hash of a password: a PHC string (`$argon2id$v=19$m=19456,t=2,p=1$…`), or a hash in another program's format. No
+/// log and no error shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PasswordHash(Secret);
 
 impl PasswordHash {
-    /// A hash, as the database has it.
+    /// Wraps a hash that the database has stored.
     pub fn from_phc(text: String) -> PasswordHash {
         PasswordHash(text.into())
     }
 
-    /// Takes a hash that another program made. The error follows the field's name in a line, and quotes no part of the hash:
-    /// the format is unknown, or verifying costs more than it may.
+    /// Parses a hash that another program made. Fails if the format is unknown, or if verifying costs too much. The
+    /// error is printed behind the name of a field, and quotes no part of the hash.
     pub fn imported(value: Value) -> Result<PasswordHash, String> {
-        let text = canonical(&value)?;
-        if text.len() > HASH_MAX {
-            return Err(format!("is longer than {HASH_MAX} bytes"));
+        let text = rewrite_as_stored(&value)?;
+        if text.len() > MAX_HASH_BYTES {
+            return Err(format!("is longer than {MAX_HASH_BYTES} bytes"));
         }
         HashFormat::parse(&text)?;
         Ok(PasswordHash(text.into()))
     }
 
-    /// The PHC string, to be stored.
+    /// Returns the text that is stored.
     pub fn as_phc(&self) -> &str {
         self.0.expose()
     }
@@ -48,7 +50,7 @@ pub enum Match {
     None,
     /// The password matches the hash.
     Current,
-    /// The password matches the hash, which is to be replaced now that the password is known.
+    /// The password matches, and the caller should replace the hash, which is weaker than one of ours.
     Outdated,
 }
 
@@ -56,12 +58,13 @@ pub enum Match {
 #[derive(Clone, Debug)]
 pub struct Hasher {
     argon2: Argon2<'static>,
-    /// A hash of no password, at the hasher's cost. A password is checked against it if the user has none.
+    /// A hash that no password matches, at the hasher's cost. The password of an unknown user is compared with this
+    /// hash, so that the answer takes as long as for a known user.
     unknown: PasswordHash,
 }
 
 impl Hasher {
-    /// Returns a hasher with these parameters.
+    /// Creates a hasher with these parameters.
     pub fn new(params: Params) -> Hasher {
         let (memory, passes, lanes) = (params.m_cost(), params.t_cost(), params.p_cost());
         let unknown = format!(
@@ -74,23 +77,24 @@ impl Hasher {
         }
     }
 
-    /// Returns whether a hash of this password is to be replaced by one of this hasher: a hash of another algorithm, one of
-    /// Argon2id that costs less to guess, or one of another form than NFC. A hash that may be one of a part of the password
-    /// stays, as the rest may be mistyped.
+    /// Returns whether this hasher should replace a hash: its function is not Argon2id, guessing its password costs
+    /// less, or its password is not in NFC. Keeps a hash whose function has read only a part of the password, because
+    /// the unread part may be mistyped.
     fn is_outdated(&self, format: &HashFormat, password: &str) -> bool {
         let params = self.argon2.params();
-        let work = u64::from(params.m_cost()) * u64::from(params.t_cost());
-        let is_current = format.argon2.is_some_and(|found| found >= work) && is_nfc(password);
+        let filled_kib = u64::from(params.m_cost()) * u64::from(params.t_cost());
+        let is_current = format.argon2_filled_kib.is_some_and(|kib| kib >= filled_kib) && is_nfc(password);
         !is_current && !(format.reads_partly)(password)
     }
 
-    /// Returns the bytes of memory that hashing takes, or checking a password against a hash.
+    /// Returns the bytes of memory that verifying a password with this hash takes; for `None`, that making a hash
+    /// takes.
     pub fn memory(&self, hash: Option<&PasswordHash>) -> usize {
-        HashFormat::parse(hash.unwrap_or(&self.unknown).as_phc()).map_or(0, |format| format.memory())
+        HashFormat::parse(hash.unwrap_or(&self.unknown).as_phc()).map_or(0, |hash| hash.memory_bytes as usize)
     }
 
-    /// Hashes with a fresh salt. Blocks for the work of one hash. Errors only when the system has no randomness or
-    /// memory.
+    /// Hashes a password with a new salt. Blocks for the work of one hash. Fails only if the system has no randomness
+    /// or no memory.
     pub fn hash(&self, password: &Secret) -> Result<PasswordHash, Error> {
         let hash: Phc = self
             .argon2
@@ -99,20 +103,23 @@ impl Hasher {
         Ok(PasswordHash(hash.to_string().into()))
     }
 
-    /// Checks a password against a hash. An empty password never matches. If there is no hash, or none that is verified, none
-    /// matches, after the work of this hasher's cost, so that the time does not tell which users exist or have a password;
-    /// an imported hash takes its own time. Blocks for the work of one hash; of two for a password in another form than NFC,
-    /// which may have been hashed as it was sent.
+    /// Verifies a password. An empty password never matches.
+    ///
+    /// Without a hash, or with a hash that cannot be parsed, no password matches. The answer takes the time of a hash
+    /// of ours, so that a client cannot tell by the time which users exist. An imported hash takes its own time.
+    ///
+    /// Blocks for the work of one hash. A password that is not in NFC takes two: another program may have hashed the
+    /// password as the client sent it.
     pub fn verify(&self, password: &Secret, hash: Option<&PasswordHash>) -> Match {
         let (normalized, sent) = (normalized(password.expose()), password.expose());
         let forms = || iter::once(&*normalized).chain((normalized != sent).then_some(sent));
         let known = hash.and_then(|hash| HashFormat::parse(hash.as_phc()).ok());
-        let known = known.filter(|format| forms().any(|form| format.reads(form)));
+        let known = known.filter(|format| forms().any(|form| format.accepts_length(form)));
         let (format, may_match) = match known {
             Some(format) => (format, !sent.is_empty()),
-            None => (HashFormat::parse(self.unknown.as_phc()).expect("it is one of ours"), false),
+            None => (HashFormat::parse(self.unknown.as_phc()).expect("the hash is ours"), false),
         };
-        let matched = forms().find(|form| format.reads(form) && (format.matches)(form));
+        let matched = forms().find(|form| format.accepts_length(form) && (format.matches)(form));
         match matched.filter(|_| may_match) {
             None => Match::None,
             Some(form) if self.is_outdated(&format, form) => Match::Outdated,
@@ -146,7 +153,7 @@ mod tests {
         let least = Hasher::new(PasswordHashing::LeastCostForTests.params());
         for (hasher, other) in [(&owasp, &least), (&least, &owasp)] {
             let hashed = hasher.hash(&"correct horse".into()).unwrap();
-            // The cost is the hash's own.
+            // A hasher verifies a hash at the cost of the hash, not at its own cost.
             assert!(matches(hasher, "correct horse", Some(&hashed)));
             assert!(matches(other, "correct horse", Some(&hashed)));
             assert!(!matches(hasher, "correct horsf", Some(&hashed)));
@@ -167,7 +174,7 @@ mod tests {
     fn hashes_of_other_programs() {
         let argon =
             |head: &str| format!("$argon2id${head}$c2FsdHNhbHQ$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA");
-        // "correct horse", by crypt(3).
+        // The hash of "correct horse" by crypt(3).
         let tail = "$05$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2";
         let good = [
             argon("v=19$m=65536,t=4,p=4"),
@@ -195,10 +202,10 @@ mod tests {
                 "$scrypt$ln=4,r=8,p=1$c2FsdA$AAAAAAAAAAAAAAAAAAAAAA".to_owned(),
                 "a salt of fewer than 8 or more than 48 bytes",
             ),
-            // RFC 6070.
+            // A test vector of RFC 6070.
             ("$pbkdf2$i=4096$c2FsdA$SwB5AbdlSJq+rUnZJvch0GWkKcE".to_owned(), "a salt of fewer than 8"),
             (format!("$pbkdf2-sha256$i=9$c2FsdHNhbHQ${}", "A".repeat(90)), "or more than 64"),
-            // Hashes of Django by scrypt, Werkzeug and passlib.
+            // Hashes by Django's scrypt, by Werkzeug and by passlib.
             ("scrypt$16384$saltsalt$8$1$AAAAAAAAAAAAAAAAAAAAAA==".to_owned(), "neither"),
             ("scrypt:32768:8:1$saltsalt$AAAAAAAAAAAAAAAAAAAAAA".to_owned(), "neither"),
             ("pbkdf2:sha256:1000$saltsalt$AAAAAAAAAAAAAAAAAAAAAA".to_owned(), "neither"),
@@ -206,7 +213,7 @@ mod tests {
                 "$pbkdf2-sha256$29000$saltsaltsalt$AAAAAAAAAAAAAAAAAAAAAA".to_owned(),
                 "of a form that is not read",
             ),
-            // AdonisJS, Ory Kratos, and a program that names the rounds.
+            // Hashes by AdonisJS, by Ory Kratos, and by a program that has a parameter `rounds`.
             (
                 "$scrypt$n=16384,r=8,p=1$c2FsdHNhbHQ$AAAAAAAAAAAAAAAAAAAAAA".to_owned(),
                 "of a form that is not read",
@@ -228,7 +235,7 @@ mod tests {
             ),
             ("$scrypt$ln=4,r=65536,p=65536$c2FsdHNhbHQ$AAAAAAAAAAAAAAAAAAAAAA".to_owned(), "damaged"),
             ("pbkdf2_sha256$1842106$saltsalt$AAAAAAAAAAAAAAAAAAAAAA==".to_owned(), "costs more"),
-            // Two blocks of 20 bytes are twice the rounds.
+            // An output of two blocks of 20 bytes takes twice the rounds.
             ("$pbkdf2$i=1750001$c2FsdHNhbHQ$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA".to_owned(), "costs more"),
             ("pbkdf2_sha256$0$saltsalt$AAAAAAAAAAAAAAAAAAAAAA==".to_owned(), "damaged"),
             ("pbkdf2_md5$1$saltsalt$AAAAAAAAAAAAAAAAAAAAAA==".to_owned(), "neither"),
@@ -263,7 +270,7 @@ mod tests {
         }
     }
 
-    /// The bound is 75 times a hash of ours, some 1.5 s of a core.
+    /// Verifying a password may take 75 times as long as a hash of ours, which is some 1.5 s of a core.
     #[test]
     fn no_check_takes_longer_than_75_of_our_own() {
         fn took(work: impl FnOnce()) -> Duration {
@@ -289,7 +296,7 @@ mod tests {
             let digit = "./0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ".chars().nth(rounds as usize);
             format!("$P${}abcdefghRJFCMvnAbZH2hCiFPRxpk.", digit.unwrap_or('!'))
         };
-        // A hash by the parameter that grows, the others at their ends.
+        // Each function makes a hash for a value of the one parameter that grows. All other parameters are at a bound.
         type Format<'a> = Box<dyn Fn(u64) -> String + 'a>;
         let formats: [(u64, Format<'_>); 16] = [
             (1, Box::new(argon2(8, 1))),
@@ -309,13 +316,13 @@ mod tests {
             (4, Box::new(bcrypt("$wp$2y"))),
             (4, Box::new(phpass)),
         ];
-        // Each has a second form, which is as long: U+0340 is U+0300 in NFC.
+        // Each password has a second form of equal length, because NFC turns U+0340 into U+0300.
         let passwords =
             [4_096, 65_000].map(|bytes| Secret::from(&*format!("\u{340}{}", "a".repeat(bytes - 2))));
         let hasher = Hasher::new(PasswordHashing::Owasp.params());
         let ours = (0..5).map(|_| took(|| drop(hasher.hash(&PASSWORD.into()).unwrap()))).min().unwrap();
-        // The loop of PBKDF2 is compiled for this crate: without optimization, a round takes some eight times as long, and
-        // more if other processes share the caches.
+        // A debug build executes a round of PBKDF2 some eight times slower, because the loop is compiled with this
+        // crate.
         let is_slow = |hash: &str| cfg!(debug_assertions) && hash.starts_with("$pbkdf2");
         for (least, format) in formats {
             let is_accepted = |number: u64| PasswordHash::imported(format(number).into()).is_ok();
@@ -333,7 +340,7 @@ mod tests {
             let hash = PasswordHash::imported(format(accepted / divisor).into()).unwrap();
             for password in &passwords {
                 let check = || took(|| assert_eq!(hasher.verify(password, Some(&hash)), Match::None));
-                // Other processes share the caches, and can only make it slower.
+                // Takes the fastest of three tries, because other processes share the caches.
                 let fastest = (0..3).map(|_| check()).find(|&took| took <= 75 * ours);
                 assert!(fastest.is_some(), "{}, {} bytes, {ours:?}", hash.as_phc(), password.expose().len());
             }
@@ -344,7 +351,7 @@ mod tests {
     fn a_long_password_matches_argon2id_alone() {
         let hasher = Hasher::new(PasswordHashing::Owasp.params());
         let [read, long] = [4_096, 4_097].map(|bytes| Secret::from("x".repeat(bytes)));
-        // Bcrypt reads 72 bytes.
+        // Bcrypt reads only 72 bytes, so that a longer password would match, too.
         let bcrypt = bcrypt::hash_with_salt("x".repeat(72), 4, [7; 16]).unwrap().to_string();
         let bcrypt = PasswordHash::imported(bcrypt.into()).unwrap();
         assert_eq!(
@@ -357,7 +364,8 @@ mod tests {
         assert_eq!(hasher.verify(&long, Some(&ours)), Match::None);
     }
 
-    /// Made by Python's hashlib and perl's crypt, but for the second of phpass, which is in its documentation.
+    /// Python's hashlib and perl's crypt made these hashes. The hash of "test12345" is from the documentation of
+    /// phpass.
     #[test]
     fn formats_of_other_programs() {
         const BCRYPT: &str = "$05$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2";
@@ -430,7 +438,7 @@ mod tests {
             let problem = PasswordHash::imported(value.clone()).unwrap_err();
             assert!(problem.starts_with("must be a string"), "{value}: {problem}");
         }
-        // The defaults of Django and of OWASP, and bounds of the cost.
+        // Accepts the default costs of Django and of OWASP, and the largest costs that are allowed.
         for cost in ["m=102400,t=2,p=8", "m=131072,t=2,p=1", "m=47104,t=1,p=1", "m=12288,t=3,p=1"] {
             let text = format!(
                 "argon2$argon2id$v=19${cost}$c2FsdHNhbHQ$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
@@ -439,7 +447,7 @@ mod tests {
         }
         let text = "$scrypt$ln=17,r=8,p=1$c2FsdHNhbHQ$AAAAAAAAAAAAAAAAAAAAAA".to_owned();
         let hash = PasswordHash::imported(text.into()).unwrap();
-        // A table of 128 MiB, a block of a pass and one more.
+        // scrypt allocates a table of 128 MiB, a block for its pass, and one block more.
         assert_eq!(hasher.memory(Some(&hash)), (128 << 20) + 2 * (8 << 7));
         let text = "$scrypt$ln=1,r=1024,p=20$c2FsdHNhbHQ$AAAAAAAAAAAAAAAAAAAAAA".to_owned();
         let hash = PasswordHash::imported(text.into()).unwrap();
@@ -495,7 +503,7 @@ mod tests {
             }
             assert_eq!(hasher.verify(&"e-password".into(), Some(&hash)), Match::None);
         }
-        // Hashed as it was sent, before or by another program.
+        // Another program has hashed a password that is not in NFC as the client sent it.
         let text = "$pbkdf2-sha256$i=1000$c2FsdHNhbHRzYWx0$vl9Oh2k2Aq5ewnjPmIyJmRtjWsc7w5hq2m1xUOs8x1Q";
         let hash = PasswordHash::imported(text.into()).unwrap();
         assert_eq!(hasher.verify(&decomposed.into(), Some(&hash)), Match::Outdated);
@@ -513,7 +521,7 @@ mod tests {
             (bcrypt.clone(), "correct horse", true),
             (bcrypt.clone(), &long[1..], true),
             (bcrypt.clone(), &long, false),
-            // 71 characters of two bytes.
+            // 71 characters of two bytes each are longer than the 72 bytes that bcrypt reads.
             (bcrypt.clone(), &"\u{e9}".repeat(71), false),
             (bcrypt, "correct horse\0correct horse", false),
             (argon("m=8,t=1,p=1"), &long, true),
@@ -540,7 +548,7 @@ mod tests {
             [(PasswordHashing::Owasp, (19_456, 2, 1)), (PasswordHashing::LeastCostForTests, (8, 1, 1))];
         for (setting, expected) in rows {
             let hasher = Hasher::new(setting.params());
-            // Were the text malformed, unknown users would be answered at once.
+            // If this hash could not be parsed, a login of an unknown user would be answered at once.
             assert_eq!(cost(&hasher.unknown), expected);
             let hash = hasher.hash(&"x".into()).unwrap();
             assert_eq!(cost(&hash), expected);

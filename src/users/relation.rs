@@ -1,36 +1,36 @@
-//! [`Relation`]: a record that belongs to another, and was loaded with it or was not.
+//! [`Relation`]: a record that belongs to another record, its owner. The query of the owner may have loaded it or not.
 //!
-//! Knows no SQL: what loads is passed in as a [`Loader`]. Whether loading on access is allowed is decided where
-//! the relation is made.
+//! This module knows no SQL: whoever creates a relation passes a [`Loader`] in, or forbids loading on access.
 
 use crate::error::Error;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-/// Fetches the `T` that belongs to the record with this id, or `None` if it has none; one query an access.
+/// Loads the record that belongs to the owner with this id. Returns `None` if the owner has none. Blocks for one query.
 pub type Loader<T> = Arc<dyn Fn(i64) -> Result<Option<T>, Error> + Send + Sync>;
 
-/// A related record. An access returns it, loads it first, or is a violation.
+/// A related record. If it is not loaded, an access loads it, or fails if loading on access is forbidden.
 #[derive(Clone)]
 pub struct Relation<T> {
     name: &'static str,
     value: OnceLock<Option<T>>,
+    /// The loader and the owner's id; `None` if loading on access is forbidden.
     lazy: Option<(Loader<T>, i64)>,
 }
 
 impl<T> Relation<T> {
-    /// A relation that was fetched with its owner.
+    /// Creates a relation that was loaded with its owner.
     pub fn loaded(name: &'static str, value: Option<T>) -> Relation<T> {
         Relation { name, value: OnceLock::from(value), lazy: None }
     }
 
-    /// A relation that was not fetched, and what fetches it for its owner's id when it is first accessed. `None`: it
-    /// must not be.
+    /// Creates a relation that was not loaded. `lazy` has the loader for the first access and the owner's id; `None`
+    /// forbids the access.
     pub fn unloaded(name: &'static str, lazy: Option<(Loader<T>, i64)>) -> Relation<T> {
         Relation { name, value: OnceLock::new(), lazy }
     }
 
-    /// Returns true if the value is loaded, so that an access needs no query.
+    /// Returns whether the record is loaded, so that an access needs no query.
     #[cfg(test)]
     pub fn is_loaded(&self) -> bool {
         self.value.get().is_some()
@@ -38,12 +38,12 @@ impl<T> Relation<T> {
 
     /// Returns the related record, or `None` if the owner has none.
     ///
-    /// When it was not loaded: fetches it and keeps it, blocking for one query, where lazy loading is
-    /// allowed; else [`Error::LazyLoadingViolation`].
+    /// Loads a record that is not loaded, which blocks for one query. Fails with [`Error::LazyLoadingViolation`] if
+    /// loading on access is forbidden.
     pub fn get(&self) -> Result<Option<&T>, Error> {
         if self.value.get().is_none() {
             let (loader, owner) = self.lazy.as_ref().ok_or(Error::LazyLoadingViolation(self.name))?;
-            // A second thread may have set the value first: both loaded the same record, so either value will do.
+            // An error is ignored: it means that another thread has loaded this record meanwhile.
             let _ = self.value.set(loader(*owner)?);
         }
         Ok(self.value.get().and_then(Option::as_ref))

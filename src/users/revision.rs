@@ -1,8 +1,8 @@
-//! Which state a record is in, and changes that depend on it.
+//! Revisions of a record, and conditions that name revisions (`If-Match`, `If-None-Match`).
 
 use time::OffsetDateTime;
 
-/// The state of a record; no two that it ever had are equal, whoever has changed it.
+/// A revision of a record. Every change, also one by SQL, makes a revision that the record has never had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Revision {
     /// Number that every change of the record draws anew.
@@ -11,15 +11,16 @@ pub struct Revision {
     pub updated_at: OffsetDateTime,
 }
 
-/// Revisions that a request names; `None` names each.
+/// Revisions that a request names; `None` for `*`, which names every revision.
 pub type Revisions = Option<Vec<Revision>>;
 
-/// The states in which a record may be changed or removed, or in which a client reads it. By default: all of them.
+/// A precondition of a request: the revisions of the record with which the request is executed. By default, every
+/// revision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Condition {
     /// Allowed revisions (`If-Match`).
     pub only: Revisions,
-    /// Revisions that are not allowed (`If-None-Match`): a client that reads has them already.
+    /// Revisions that are not allowed (`If-None-Match`), because the client that reads has them already.
     pub except: Revisions,
 }
 
@@ -30,23 +31,23 @@ impl Default for Condition {
 }
 
 impl Condition {
-    /// Returns true if every revision meets the condition.
+    /// Returns whether every revision meets the condition.
     pub fn is_empty(&self) -> bool {
         *self == Condition::default()
     }
 
-    /// Returns true if the condition allows every revision, or one at most. Only such conditions can be batched.
+    /// Returns whether the condition allows every revision, or one at most. A batch takes only such conditions.
     pub fn is_simple(&self) -> bool {
         self.only.as_ref().is_none_or(|only| only.len() <= 1)
             && self.except.as_ref().is_some_and(Vec::is_empty)
     }
 
-    /// Returns true if the revision is one of the allowed ones, whether it is excepted or not.
+    /// Returns whether `If-Match` allows the revision. Does not look at `If-None-Match`.
     pub fn allows(&self, revision: Revision) -> bool {
         names(&self.only, revision)
     }
 
-    /// Returns true if the revision meets the condition.
+    /// Returns whether the revision meets the whole condition.
     pub fn holds(&self, revision: Revision) -> bool {
         self.allows(revision) && !names(&self.except, revision)
     }

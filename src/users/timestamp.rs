@@ -1,4 +1,4 @@
-//! Moments as text: RFC 3339 in UTC with microseconds and `Z`, as in `2020-02-29T23:59:59.123456Z`.
+//! Points in time as text: RFC 3339 in UTC with microseconds and `Z`, as in `2020-02-29T23:59:59.123456Z`.
 
 use serde::Serializer;
 use std::num::NonZero;
@@ -11,19 +11,19 @@ use time::{OffsetDateTime, UtcOffset};
 const MICROSECONDS: EncodedConfig =
     Config::DEFAULT.set_time_precision(TimePrecision::Second { decimal_digits: NonZero::new(6) }).encode();
 
-/// Returns a moment of the years 1 to 9999 as text; the tables hold no other.
+/// Returns a time as text. Panics outside of the years 1 to 9999, which no column of ours allows.
 pub fn text(time: OffsetDateTime) -> String {
-    time.format(&Iso8601::<MICROSECONDS>).expect("a moment of the years 1 to 9999")
+    time.format(&Iso8601::<MICROSECONDS>).expect("the year is from 1 to 9999")
 }
 
-/// Serializes a moment in the form that [`text`] returns.
+/// Serializes a time in the form that [`text`] returns.
 pub(super) fn serialize<S: Serializer>(time: &OffsetDateTime, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&text(*time))
 }
 
-/// Parses a moment as RFC 3339 writes it, or as PostgreSQL or Ruby does: a space for the `T`, an offset of hours alone,
-/// `UTC` for `Z`. Returns `None` for other texts, those without an offset included, and outside the years 1 to 9999. Cuts
-/// off what follows the microseconds.
+/// Parses a time in the form of RFC 3339, of PostgreSQL or of Ruby, which write a space for the `T`, an offset of hours
+/// alone or `UTC` for `Z`. Cuts digits off behind the microseconds. Returns `None` for a time without an offset, and
+/// for years outside of 1 to 9999.
 pub fn parse(text: &str) -> Option<OffsetDateTime> {
     let utc = text.strip_suffix("UTC").map(|text| format!("{}Z", text.trim_end()));
     let text = utc.as_deref().unwrap_or(text);

@@ -1,6 +1,6 @@
-//! The user record, and the bodies that create and change one, with the guard of mass assignment.
+//! The user record, and the bodies that create or change a user, with the guard of mass assignment.
 //!
-//! Knows neither SQL nor HTTP; values come as JSON objects and leave as JSON.
+//! This module knows neither SQL nor HTTP: it reads and writes JSON values.
 
 use crate::error::{Error, HAS_NUL, Violation};
 use crate::secret::Secret;
@@ -9,13 +9,13 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 use time::OffsetDateTime;
 
-/// The most characters of a name, as the column has it.
+/// The most characters of a name, as in the check of its column.
 pub const MAX_NAME_CHARS: usize = 1000;
 
-/// The most characters of an e-mail address, as the column has it.
-pub const MAX_EMAIL: usize = 254;
+/// The most characters of an e-mail address, as in the check of its column.
+pub const MAX_EMAIL_CHARS: usize = 254;
 
-/// Characters of the shortest password, as the create schemas have it.
+/// The least characters of a password, as in the create schemas.
 pub const MIN_PASSWORD_CHARS: usize = 8;
 
 /// Bytes of memory of a usual user in a page.
@@ -23,22 +23,22 @@ pub const USUAL_USER_BYTES: usize = 1 << 10;
 
 /// Bytes of the longest JSON of a user: each character of the texts may take six bytes (`\u0001`), and all else takes
 /// 134. The bound has no slack: `fields::the_largest_user` fails if it leaves a member out.
-pub const MAX_USER_BYTES: usize = 6 * (MAX_NAME_CHARS + MAX_EMAIL) + 134;
+pub const MAX_USER_BYTES: usize = 6 * (MAX_NAME_CHARS + MAX_EMAIL_CHARS) + 134;
 
-/// Names of the fields that answers, exports and imports have of a user.
+/// Names of a user's fields in answers, exports and imports.
 pub const FIELDS: [&str; 5] = ["id", "name", "email", "createdAt", "updatedAt"];
 
-/// A stored user. The JSON has `id`, as a string, `name`, `email`, `createdAt` and `updatedAt`, and nothing else. The
-/// texts are borrowed from the row if many users are read only to be written.
+/// A stored user. Its JSON has `id`, as a string, `name`, `email`, `createdAt` and `updatedAt`, and nothing else. `T`
+/// is the type of texts: an export borrows them from the row.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct User<T = String> {
     /// The identifier; positive.
-    #[serde(serialize_with = "digits")]
+    #[serde(serialize_with = "serialize_id")]
     pub id: i64,
     /// The name, as given.
     pub name: T,
-    /// The address, as given; unique whatever its case.
+    /// The address, as given. No two users have addresses that differ in the case of letters alone.
     pub email: T,
     /// Time at which the record was created.
     #[serde(serialize_with = "timestamp::serialize")]
@@ -46,32 +46,32 @@ pub struct User<T = String> {
     /// Time of the last change of the record or its password.
     #[serde(serialize_with = "timestamp::serialize")]
     pub updated_at: OffsetDateTime,
-    /// A number that every change draws anew, also that of the password.
+    /// A number that every change of the record or of its password draws anew.
     #[serde(skip)]
     pub version: i64,
-    /// Credential of the user. No read or list fetches it.
+    /// The user's credential, which no read and no list loads.
     #[serde(skip)]
     pub(crate) credential: Relation<Credential>,
 }
 
 impl User {
-    /// The state of the record, of which its `ETag` is made.
+    /// Returns the revision of the record, from which its `ETag` is made.
     pub(crate) fn revision(&self) -> Revision {
         Revision { version: self.version, updated_at: self.updated_at }
     }
 }
 
-fn digits<S: Serializer>(id: &i64, serializer: S) -> Result<S::Ok, S::Error> {
+fn serialize_id<S: Serializer>(id: &i64, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(itoa::Buffer::new().format(*id))
 }
 
-/// Returns the id if the text is the canonical decimal of a positive bigint; no other text names a user.
+/// Parses an id. Returns `None` unless the text is the canonical decimal of a positive bigint: each user has one path.
 pub fn parse_id(text: &str) -> Option<i64> {
     let canonical = text.bytes().all(|byte| byte.is_ascii_digit()) && !text.starts_with('0');
     text.parse().ok().filter(|_| canonical)
 }
 
-/// The secret half of a user, in a table of its own.
+/// The secret part of a user. It has a table of its own, so that no read of users can return it.
 #[derive(Debug, Clone)]
 pub struct Credential {
     /// The hash of the password.
@@ -101,7 +101,7 @@ pub struct UserChanges {
 }
 
 impl NewUser {
-    /// Reads a body that the create schema has passed.
+    /// Reads a body that the create schema has accepted.
     pub fn from_body(body: Map<String, Value>) -> Result<NewUser, Error> {
         let new = UserChanges::from_body(body)?.into_new();
         new.ok_or_else(|| Error::Internal("the create schema let a body through".into()))
@@ -109,38 +109,32 @@ impl NewUser {
 }
 
 impl UserChanges {
-    /// Returns the user that these changes make, if they have a name and an address.
+    /// Returns the user that a create with these fields makes. Returns `None` if the name or the address is missing.
     pub fn into_new(self) -> Option<NewUser> {
         Some(NewUser { name: self.name?, email: self.email?, password: self.password.flatten() })
     }
 
-    /// Reads the body of a PUT or a PATCH. Refuses fields that may not be mass assigned, known or unknown; then values that
-    /// their column cannot hold, addresses with control characters, and passwords that no user could be created with.
+    /// Reads the body of a PUT or a PATCH. Refuses every field but name, email and password (mass assignment). Then
+    /// refuses values that the column cannot hold, addresses with control characters, and passwords that are too short.
     pub fn from_body(body: Map<String, Value>) -> Result<UserChanges, Error> {
         UserChanges::read(body, false)
     }
 
-    /// Reads a body as [`UserChanges::from_body`] does. If it `is_stored`, its address may have control characters, which
-    /// only SQL stores.
-    pub fn read(mut body: Map<String, Value>, is_stored: bool) -> Result<UserChanges, Error> {
+    /// Reads a body as [`UserChanges::from_body`] does. With `allows_controls`, the address may have control
+    /// characters, as an address that SQL has stored.
+    pub fn read(mut body: Map<String, Value>, allows_controls: bool) -> Result<UserChanges, Error> {
         let mut violations = Vec::new();
-        // Returns the text of a field that the body sets, or null.
+        // Takes a field out of the body, and notes the violation of its rule. Returns `None` if the body lacks the
+        // field.
         let mut take = |field: &str, rule: Rule| {
-            let value = rule.check(body.remove(field)?);
-            let violation = |(keyword, message): (&str, _)| {
-                violations.push(Violation {
-                    path: format!("/{field}"),
-                    keyword: keyword.to_owned(),
-                    message,
-                });
-            };
-            value.map_err(violation).ok()
+            let checked = rule.check(field, body.remove(field)?);
+            checked.map_err(|violation| violations.push(violation)).ok()
         };
-        // Refuses control characters: a line break in an address would end a header field of a mail.
-        let email = Rule { most: MAX_EMAIL, has_controls: is_stored, ..TEXT };
-        let password = Rule { least: MIN_PASSWORD_CHARS, may_be_null: true, ..TEXT };
+        // An address may not have control characters: a line break would end a header field of a mail.
+        let email = Rule { max_chars: MAX_EMAIL_CHARS, allows_controls, ..TEXT };
+        let password = Rule { min_chars: MIN_PASSWORD_CHARS, allows_null: true, ..TEXT };
         let changes = UserChanges {
-            name: take("name", Rule { most: MAX_NAME_CHARS, ..TEXT }).flatten(),
+            name: take("name", Rule { max_chars: MAX_NAME_CHARS, ..TEXT }).flatten(),
             email: take("email", email).flatten(),
             password: take("password", password).map(|text| text.map(Secret::from)),
         };
@@ -152,34 +146,36 @@ impl UserChanges {
     }
 }
 
-/// The rule of a field: which texts a body may set it to.
+/// The rule of a field: which values a body may set it to.
 struct Rule {
-    least: usize,
-    most: usize,
-    may_be_null: bool,
-    /// True if control characters are allowed.
-    has_controls: bool,
+    min_chars: usize,
+    max_chars: usize,
+    allows_null: bool,
+    allows_controls: bool,
 }
 
-/// A field whose value is any text that PostgreSQL can store.
-const TEXT: Rule = Rule { least: 0, most: usize::MAX, may_be_null: false, has_controls: true };
+/// The rule of a field whose value is any text that PostgreSQL can store.
+const TEXT: Rule = Rule { min_chars: 0, max_chars: usize::MAX, allows_null: false, allows_controls: true };
 
 impl Rule {
-    /// Returns the text; `None` for null. The error: the keyword of the rule that the value violates, and what it must be.
-    fn check(&self, value: Value) -> Result<Option<String>, (&'static str, String)> {
+    /// Returns the text that a value is; `None` for null. Fails if the value violates the rule.
+    fn check(&self, field: &str, value: Value) -> Result<Option<String>, Violation> {
+        let violation = |keyword: &str, message: String| {
+            Err(Violation { path: format!("/{field}"), keyword: keyword.to_owned(), message })
+        };
         let text = match value {
             Value::String(text) => text,
-            Value::Null if self.may_be_null => return Ok(None),
-            _ => return Err(("type", "must be a string".to_owned())),
+            Value::Null if self.allows_null => return Ok(None),
+            _ => return violation("type", "must be a string".to_owned()),
         };
-        let Rule { least, most, may_be_null: _, has_controls } = self;
+        let Rule { min_chars: min, max_chars: max, allows_null: _, allows_controls } = self;
         match text.chars().count() {
-            _ if text.contains('\0') => Err(("pattern", HAS_NUL.to_owned())),
-            _ if !has_controls && text.contains(char::is_control) => {
-                Err(("pattern", "must not contain control characters".to_owned()))
+            _ if text.contains('\0') => violation("pattern", HAS_NUL.to_owned()),
+            _ if !allows_controls && text.contains(char::is_control) => {
+                violation("pattern", "must not contain control characters".to_owned())
             }
-            length if length > *most => Err(("maxLength", format!("must be at most {most} characters"))),
-            length if length < *least => Err(("minLength", format!("must be at least {least} characters"))),
+            chars if chars > *max => violation("maxLength", format!("must be at most {max} characters")),
+            chars if chars < *min => violation("minLength", format!("must be at least {min} characters")),
             _ => Ok(Some(text)),
         }
     }
