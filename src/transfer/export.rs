@@ -1,4 +1,4 @@
-//! All users of one snapshot, by id, as lines of JSON or as CSV.
+//! Writes all users of one snapshot of the database, by id, as lines of JSON or as CSV.
 
 use super::{Format, PASSWORD_HASH, TransferError};
 use crate::config::Config;
@@ -20,36 +20,38 @@ pub struct Export {
     pub format: Format,
     /// Adds the hash of the password, as `passwordHash`.
     pub with_password_hashes: bool,
-    /// Writes CSV for a spreadsheet: with a byte order mark, and without formulas.
+    /// Writes CSV for a spreadsheet: with a byte order mark, and with an apostrophe before texts that are formulas.
     pub for_spreadsheets: bool,
 }
 
-/// Characters that begin a formula in a spreadsheet, or that a spreadsheet ignores before one.
+/// Characters that begin a formula in a spreadsheet, and white space that a spreadsheet ignores before a formula.
 const FORMULA: [char; 11] = ['=', '+', '-', '@', '\t', '\r', '\n', '＝', '＋', '－', '＠'];
 
-/// Characters that end a cell, within quotes or not, if a spreadsheet's language uses the comma in numbers.
-const END_OF_CELL: [char; 4] = [';', '\t', '\r', '\n'];
+/// Characters that may end a cell, even in quotes. A semicolon separates cells if the spreadsheet's language writes
+/// commas in numbers.
+const CELL_ENDS: [char; 4] = [';', '\t', '\r', '\n'];
 
-/// Bytes of one write.
-const WRITE: usize = 64 << 10;
+/// Bytes of the output that are written at once.
+const WRITE_BYTES: usize = 64 << 10;
 
-/// Writes all users. Holds some hundred kilobytes, however many there are. Blocks until all are written; a slow reader of
-/// the output makes the database wait, with its snapshot.
+/// Writes all users. Takes some hundred kilobytes of memory, however many users there are. Blocks until all users are
+/// written: a slow reader of the output makes the database wait.
 ///
 /// # Errors
-/// After an error the output is not complete.
+/// After an error the output is incomplete.
 pub fn export(config: &Config, export: Export, to: &mut dyn Write) -> Result<(), TransferError> {
     let mut client = connect_migrated(config)?;
     let mut transaction = begin_export(&mut client)?;
-    let mut to = BufWriter::with_capacity(WRITE, to);
-    export.header(&mut to).map_err(TransferError::Write)?;
+    let mut to = BufWriter::with_capacity(WRITE_BYTES, to);
+    export.write_header(&mut to).map_err(TransferError::Write)?;
     each_user(&mut transaction, export.with_password_hashes, |user, hash| {
-        export.user(user, hash, &mut to).map_err(TransferError::Write)
+        export.write_user(user, hash, &mut to).map_err(TransferError::Write)
     })?;
     to.flush().map_err(TransferError::Write)
 }
 
-/// A user as GET answers it, and the hash if it is exported and there is one.
+/// A line of JSON: the user as a GET answers, and the hash of the password if the export has hashes and the user has
+/// one.
 #[derive(Serialize)]
 struct Line<'a> {
     #[serde(flatten)]
@@ -59,40 +61,41 @@ struct Line<'a> {
 }
 
 impl Export {
-    fn header(&self, to: &mut impl Write) -> io::Result<()> {
+    fn write_header(&self, to: &mut impl Write) -> io::Result<()> {
         if self.format == Format::Ndjson {
             return Ok(());
         }
-        // Without a byte order mark, spreadsheets take UTF-8 for an older encoding.
+        // A spreadsheet takes UTF-8 without a byte order mark for an older encoding.
         let mark = if self.for_spreadsheets { "\u{feff}" } else { "" };
         let hash = self.with_password_hashes.then_some(PASSWORD_HASH);
         let names: Vec<&str> = FIELDS.into_iter().chain(hash).collect();
         writeln!(to, "{mark}{}", names.join(","))
     }
 
-    fn user(&self, user: User<&str>, password_hash: Option<&str>, to: &mut impl Write) -> io::Result<()> {
+    fn write_user(&self, user: User<&str>, hash: Option<&str>, to: &mut impl Write) -> io::Result<()> {
         if self.format == Format::Ndjson {
-            serde_json::to_writer(&mut *to, &Line { user, password_hash })?;
+            serde_json::to_writer(&mut *to, &Line { user, password_hash: hash })?;
             return to.write_all(b"\n");
         }
         let User { id, name, email, created_at, updated_at, version: _, credential: _ } = user;
         let (name, email) = (self.cell(name), self.cell(email));
         let [created_at, updated_at] = [created_at, updated_at].map(timestamp::text);
-        let hash = password_hash.unwrap_or_default();
-        let hash = if self.with_password_hashes { format!(",{}", self.cell(hash)) } else { String::new() };
+        let hash = self.cell(hash.unwrap_or_default());
+        let hash = if self.with_password_hashes { format!(",{hash}") } else { String::new() };
         writeln!(to, "{id},{name},{email},{created_at},{updated_at}{hash}")
     }
 
-    /// Returns the text as a field of CSV.
+    /// Returns a text as a field of CSV, in quotes if necessary.
     fn cell(&self, text: &str) -> String {
-        let text = if self.for_spreadsheets { without_formulas(text) } else { text.to_owned() };
+        let text = if self.for_spreadsheets { disable_formulas(text) } else { text.to_owned() };
         let is_quoted = text.contains([',', '"', '\r', '\n']);
         if is_quoted { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
     }
 }
 
-/// Returns the text with an apostrophe before each formula: at its beginning, and behind each sign that may end a cell.
-fn without_formulas(text: &str) -> String {
+/// Writes an apostrophe before each formula in a text. A formula is at the start, or behind a character that may end a
+/// cell.
+fn disable_formulas(text: &str) -> String {
     let mark = |cell: &str| if cell.trim_start_matches('"').starts_with(FORMULA) { "'" } else { "" };
-    text.split_inclusive(END_OF_CELL).flat_map(|cell| [mark(cell), cell]).collect()
+    text.split_inclusive(CELL_ENDS).flat_map(|cell| [mark(cell), cell]).collect()
 }

@@ -1,5 +1,7 @@
-//! Creates the users of a stream, all of them in one transaction or none: their records are checked, staged in a
-//! temporary table, compared with one another and with the stored users, and stored by one insert.
+//! Creates the users of a stream, all of them in one transaction or none.
+//!
+//! An import checks records, stages their users in a temporary table, compares the staged users with one another and
+//! with the stored users, and stores them by one insert.
 
 use super::read::{read, unreadable};
 use super::rules::{Accepted, Record, Rules, member};
@@ -15,21 +17,21 @@ use std::{collections::BTreeMap, io::Read, mem, thread};
 /// Options of an import.
 #[derive(Debug, Clone, Default)]
 pub struct Import {
-    /// The format of the file; `None`: the first record tells.
+    /// The format of the file; `None` takes the format that the first record has.
     pub format: Option<Format>,
-    /// Fields that are read from members or columns of other names. Members that are not mapped are left out.
+    /// Fields that are read from members or columns of other names. With a mapping, all other members are left out.
     pub map: Option<Mapping>,
-    /// Leaves out members or columns that are no field.
+    /// Leaves out members and columns that are no field of a user, instead of refusing their records.
     pub ignore_unknown: bool,
-    /// Leaves out refused records.
+    /// Leaves out refused records, and stores all other users.
     pub skip_invalid: bool,
     /// Leaves out users whose address is stored already.
     pub skip_existing: bool,
-    /// Stores nothing in the end.
+    /// Checks all records and stores no user.
     pub dry_run: bool,
-    /// Accepts every name and address that its column can hold.
+    /// Accepts every name and address that the column can hold, also those that the create schema refuses.
     pub as_is: bool,
-    /// Gives users the ids of their records, and a new one if there is none.
+    /// Gives users the ids of their records. A user whose record has no id gets a new one.
     pub keep_ids: bool,
     /// Accepts clear passwords, and hashes them. If false, a record with a clear password is refused.
     pub clear_passwords: bool,
@@ -38,7 +40,7 @@ pub struct Import {
 }
 
 impl Import {
-    /// Returns whether every record needs this field.
+    /// Returns whether every record must have this field.
     pub(super) fn requires(&self, field: &str) -> bool {
         matches!(field, "name" | "email") || (field == "id" && self.requires_ids)
     }
@@ -47,52 +49,54 @@ impl Import {
 /// The outcome of an import.
 #[derive(Debug, Default)]
 pub struct Imported {
-    /// Users that were stored; or would have been, in a dry run or without the refused records.
+    /// Number of users that the import has stored, or would have stored if it were no dry run or had no refused
+    /// records.
     pub users: u64,
-    /// Users that were left out because their address is stored already.
+    /// Number of users that were left out because their address is stored already.
     pub existing: u64,
     /// Number of refused records.
     pub refused: u64,
-    /// The problems of the first refused records, by the number of the record; at most [`Imported::MAX_TOLD`].
+    /// The problems of the first refused records, at most [`Imported::MAX_PROBLEMS`], by the number of the record.
     pub problems: BTreeMap<i64, String>,
     /// The word for a record: `line`, or `user` for an element of an array.
     pub unit: &'static str,
-    /// Names of members or columns that were left out, each with the number of its records.
+    /// Names of members or columns that were left out, with the number of records that have each name.
     pub left_out: BTreeMap<String, u64>,
 }
 
 impl Imported {
-    /// The most problems that are kept: a person who has read so many knows what is wrong with the file.
-    pub const MAX_TOLD: usize = 20;
+    /// The most problems that are kept: a person who has read 20 problems knows what is wrong with the file.
+    pub const MAX_PROBLEMS: usize = 20;
 
     fn refuse(&mut self, number: i64, problem: String) {
         self.refused += 1;
         self.problems.insert(number, problem);
-        if self.problems.len() > Imported::MAX_TOLD {
+        if self.problems.len() > Imported::MAX_PROBLEMS {
             self.problems.pop_last();
         }
     }
 
-    /// Counts a record in which a member was left out. After some names, the rest is counted together.
+    /// Counts a record in which the member of this name was left out. Counts all names after the first 20 as `…`.
     fn leave_out(&mut self, name: &str) {
-        let is_new = self.left_out.len() >= Imported::MAX_TOLD && !self.left_out.contains_key(name);
+        let is_new = self.left_out.len() >= Imported::MAX_PROBLEMS && !self.left_out.contains_key(name);
         *self.left_out.entry(if is_new { "…" } else { name }.to_owned()).or_default() += 1;
     }
 }
 
-/// Users of an insert into the temporary table.
-const STAGED: usize = 2000;
+/// Number of users that one statement stores in the temporary table.
+const STAGED_USERS: usize = 2000;
 
-/// Records of a batch for each core. Hashing the passwords of a batch takes some 1.3 s.
-const BATCH: usize = 64;
+/// Number of records that are checked at once, for each core. Hashing so many passwords takes some 1.3 s.
+const RECORDS_PER_CORE: usize = 64;
 
-/// Imports users. Holds some megabytes, however many users there are, and 19 MiB a core while clear passwords are hashed.
-/// Blocks until all users are stored, or none. `before_commit` is called once all are stored: nothing is imported if the
-/// process ends before it.
+/// Imports users. Takes some megabytes of memory, however many users there are, and 19 MiB a core while clear passwords
+/// are hashed. Blocks until all users are stored or the import has failed.
+///
+/// Calls `before_commit` once all users are stored. If the process ends before this call, nothing is imported.
 ///
 /// # Errors
-/// An import with an error has stored no user. Refused records are no error: [`Imported::refused`] counts them, and no
-/// user is stored unless they are to be skipped.
+/// After an error no user is stored. A refused record is no error: [`Imported::refused`] counts refused records, and
+/// unless `skip_invalid` is set no user is stored if there are any.
 pub fn import(
     config: &Config,
     import: &Import,
@@ -105,7 +109,7 @@ pub fn import(
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let (mut imported, mut users) = (Imported::default(), Vec::new());
     let mut check = |batch: Vec<Record>| {
-        for (record, accepted) in batch.iter().zip(check_on(cores, &rules, &batch)) {
+        for (record, accepted) in batch.iter().zip(check_records(cores, &rules, &batch)) {
             match accepted {
                 Ok(Accepted { user, left_out }) => {
                     users.push(user);
@@ -114,8 +118,8 @@ pub fn import(
                 Err(problem) => imported.refuse(record.number, problem),
             }
         }
-        // An empty batch is the last one: the remaining users are staged.
-        if users.len() >= STAGED || batch.is_empty() {
+        // The last call has an empty batch, and stages the users that are left.
+        if users.len() >= STAGED_USERS || batch.is_empty() {
             bulk::stage(&mut transaction, &users)?;
             imported.users += users.len() as u64;
             users.clear();
@@ -125,10 +129,10 @@ pub fn import(
     let (mut batch, mut unseen) = (Vec::new(), None);
     let unit = read(input, &rules, &mut |record| {
         if let Ok(object) = &record.members {
-            unseen.get_or_insert_with(|| rules.mapped()).retain(|path| member(object, path).is_none());
+            unseen.get_or_insert_with(|| rules.mapped_paths()).retain(|path| member(object, path).is_none());
         }
         batch.push(record);
-        if batch.len() < BATCH * cores { Ok(()) } else { check(mem::take(&mut batch)) }
+        if batch.len() < RECORDS_PER_CORE * cores { Ok(()) } else { check(mem::take(&mut batch)) }
     })?;
     check(batch)?;
     check(Vec::new())?;
@@ -136,7 +140,7 @@ pub fn import(
         return Err(unreadable(format!("no user has {path}, which --map names")));
     }
     imported.unit = unit;
-    let removed = bulk::remove_taken(&mut transaction, import.skip_existing, Imported::MAX_TOLD as i64)?;
+    let removed = bulk::remove_taken(&mut transaction, import.skip_existing, Imported::MAX_PROBLEMS as i64)?;
     let Removed { existing, taken, first } = removed;
     imported.existing = existing;
     imported.refused += taken - first.len() as u64;
@@ -150,17 +154,16 @@ pub fn import(
     if import.dry_run || (imported.refused > 0 && !import.skip_invalid) {
         return Ok(imported);
     }
-    // Counts the stored users, as a trigger may leave users out.
+    // Counts what the database has stored, because a trigger may leave users out.
     imported.users = bulk::store(&mut transaction, import.keep_ids)?;
     before_commit();
     transaction.commit().map_err(|error| TransferError::Uncertain(explain(&error)))?;
     Ok(imported)
 }
 
-/// Checks a batch; on each core a part of it, if clear passwords are to be hashed. Returns the user or the problem of each
-/// record.
-fn check_on<'a>(cores: usize, rules: &Rules, batch: &'a [Record]) -> Vec<Result<Accepted<'a>, String>> {
-    let check = |part: &'a [Record]| part.iter().map(|record| rules.user(record)).collect::<Vec<_>>();
+/// Checks records, on all cores if clear passwords have to be hashed. Returns the user or the problem of each record.
+fn check_records<'a>(cores: usize, rules: &Rules, batch: &'a [Record]) -> Vec<Result<Accepted<'a>, String>> {
+    let check = |part: &'a [Record]| part.iter().map(|record| rules.check(record)).collect::<Vec<_>>();
     if !rules.import.clear_passwords {
         return check(batch);
     }

@@ -1,6 +1,6 @@
-//! Users in bulk: an export writes all users of a database to a stream, an import stores the users of a stream.
+//! Users in bulk: an export writes all users of a database to a stream, and an import stores the users of a stream.
 //!
-//! Knows no arguments, no files by name and no terminal. Not part of the library's interface.
+//! These modules know no arguments, no names of files and no terminal. They are not part of the library's interface.
 
 mod export;
 mod import;
@@ -18,15 +18,16 @@ use std::io;
 /// The format of a file of users.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// A JSON object a line, or one array of objects.
+    /// One JSON object a line; an import also takes one array of objects.
     Ndjson,
-    /// RFC 4180 with a header, separated by commas, semicolons or tabs.
+    /// RFC 4180 with a header; an import also takes semicolons or tabs for commas.
     Csv,
 }
 
-/// The name of the field with the hash of a password, in exports and imports.
+/// The name of the field that has the hash of a password in exports and imports.
 const PASSWORD_HASH: &str = "passwordHash";
 
+/// The problem of an import whose insert violates the unique index of addresses or ids.
 const VALUE_TAKEN: &str = "another session stored one of the addresses or ids meanwhile, so repeat the import; or the sequence \
                      of ids is behind them, which `userd check` says";
 

@@ -1,7 +1,7 @@
-//! Cuts a stream into records: lines of JSON, the users of one JSON array, or rows of CSV, whose quoted fields may hold line
-//! ends.
+//! Cuts a stream into records: lines of JSON, the elements of one JSON array, or rows of CSV, whose quoted fields may
+//! have line ends.
 //!
-//! A record with a problem is passed on. A stream that is cut off, or is no text in UTF-8, is an error.
+//! A record that cannot be read is passed on with its problem. A stream that is cut off or is not UTF-8 is an error.
 
 use super::rules::{Record, Rules};
 use super::{Format, TransferError};
@@ -10,85 +10,74 @@ use serde_json::value::RawValue;
 use std::io::{self, BufRead, BufReader, Read};
 use std::{cell::Cell, fmt};
 
-/// The consumer of records.
-type Each<'a> = dyn FnMut(Record) -> Result<(), TransferError> + 'a;
+/// The function that takes the records. Its error ends the import.
+type Sink<'a> = dyn FnMut(Record) -> Result<(), TransferError> + 'a;
 
-/// Bytes of the longest line of JSON, element of an array or row of CSV.
-const MAX_LINE_BYTES: usize = 1 << 20;
+/// The most bytes of a line of JSON, of an element of an array or of a row of CSV.
+const MAX_RECORD_BYTES: usize = 1 << 20;
 
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
-/// Byte before each text of a sequence of JSON texts.
-const RECORD_SEPARATOR: u8 = 0x1e;
-
-const UTF_16: &str = "it is UTF-16, or no text: save it as CSV or JSON in UTF-8";
-const AMBIGUOUS: &str = "has, between tabs, a field that begins with a quote or has a backslash or a CR, which programs \
-                         read in different ways: save the file as CSV with commas, or as JSON";
-const QUOTES: &str = "has text behind a closing quote, or a quote or a CR in a field without quotes (a quote in quotes is \
-                      written twice)";
-const IS_JSON_SEQUENCE: &str =
-    "it is a sequence of JSON texts (RFC 7464), each behind a record separator: write it without `jq --seq`";
+const AMBIGUOUS_TAB: &str = "has, between tabs, a field that begins with a quote or has a backslash or a CR, which \
+                             programs read in different ways: save the file as CSV with commas, or as JSON";
+const MISPLACED_QUOTE: &str = "has text behind a closing quote, or a quote or a CR in a field without quotes (a quote in \
+                               quotes is written twice)";
 const IS_ONE_OBJECT: &str = "it is one JSON object: write a user a line, as `jq -c '.users[]'` does from an array in the object, \
                         and `jq -c .` from objects of several lines";
 
-/// Calls `each` with every record of the stream. Returns the word for a record: line, or user of an array. Blocks for
-/// the input.
-pub(super) fn read(input: impl Read, rules: &Rules, each: &mut Each) -> Result<&'static str, TransferError> {
+/// Calls `each` with every record of the stream. Returns the word for a record: `line`, or `user` for an element of an
+/// array. Blocks until the stream ends.
+pub(super) fn read(input: impl Read, rules: &Rules, each: &mut Sink) -> Result<&'static str, TransferError> {
     let mut input = BufReader::new(input);
     if input.fill_buf()?.starts_with(BYTE_ORDER_MARK) {
         input.consume(BYTE_ORDER_MARK.len());
     }
     let mut lines = Lines { input, number: 0, has_end: false };
     let Some(first) = lines.next_filled()? else { return Ok("line") };
-    if first.starts_with(b"\xff\xfe") || first.starts_with(b"\xfe\xff") || first.contains(&0) {
-        return Err(unreadable(UTF_16));
-    }
-    let begin = first_sign(&first);
-    if begin == Some(RECORD_SEPARATOR) {
-        return Err(unreadable(IS_JSON_SEQUENCE));
-    }
+    let begin = first_byte(&first);
     let is_json = matches!(begin, Some(b'{' | b'['));
     match rules.import.format.unwrap_or(if is_json { Format::Ndjson } else { Format::Csv }) {
         Format::Ndjson if begin == Some(b'[') => {
-            let left = &Cell::new(MAX_LINE_BYTES);
-            let input = Bounded { input: first.as_slice().chain(lines.input), left };
-            Users { each, read: 0, error: None, left }.read(input).map(|()| "user")
+            let left_bytes = &Cell::new(MAX_RECORD_BYTES);
+            let input = BoundedInput { input: first.as_slice().chain(lines.input), left_bytes };
+            JsonArray { each, number: 0, error: None, left_bytes }.read(input).map(|()| "user")
         }
         Format::Ndjson => {
             let first = lines.text(first)?;
             if rules.is_document(&first) {
                 return Err(unreadable(IS_ONE_OBJECT));
             }
-            lines.objects(first, each).map(|()| "line")
+            lines.read_objects(first, each).map(|()| "line")
         }
-        Format::Csv => lines.rows(first, rules, each).map(|()| "line"),
+        Format::Csv => lines.read_rows(first, rules, each).map(|()| "line"),
     }
 }
 
-/// The lines of a stream.
+/// The lines of a stream, as they are read one by one.
 struct Lines<R> {
     input: R,
     /// The number of the last line that was read.
     number: i64,
-    /// True if the last line that was read has a line end.
+    /// True if the last line that was read ends in a line feed. The last line of a file that is cut off does not.
     has_end: bool,
 }
 
 impl<R: BufRead> Lines<R> {
-    /// Reads a line with its end; of a line that is too long, the beginning. `None` at the end of the stream.
+    /// Reads a line with its line feed. Reads only the beginning of a line that is too long. Returns `None` at the end
+    /// of the stream.
     fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
         let mut line = Vec::new();
-        self.input.by_ref().take(MAX_LINE_BYTES as u64 + 1).read_until(b'\n', &mut line)?;
+        self.input.by_ref().take(MAX_RECORD_BYTES as u64 + 1).read_until(b'\n', &mut line)?;
         self.number += 1;
         self.has_end = line.ends_with(b"\n");
         Ok(Some(line).filter(|line| !line.is_empty()))
     }
 
-    /// Reads the next line that is not blank.
+    /// Reads up to the next line that is not blank.
     fn next_filled(&mut self) -> io::Result<Option<Vec<u8>>> {
         loop {
             match self.next()? {
-                Some(line) if first_sign(&line).is_none() => {}
+                Some(line) if first_byte(&line).is_none() => {}
                 line => return Ok(line),
             }
         }
@@ -96,20 +85,20 @@ impl<R: BufRead> Lines<R> {
 
     /// Returns the text of the last line that was read.
     fn text(&self, line: Vec<u8>) -> Result<String, TransferError> {
-        if line.len() > MAX_LINE_BYTES {
+        if line.len() > MAX_RECORD_BYTES {
             return Err(too_long("line", self.number));
         }
         String::from_utf8(line)
             .map_err(|_| self.unreadable("is not UTF-8: save the file as CSV or JSON in UTF-8"))
     }
 
-    /// Returns an error with the number of the last line that was read.
+    /// Returns an error about the last line that was read.
     fn unreadable(&self, problem: &str) -> TransferError {
         unreadable(format!("line {} {problem}", self.number))
     }
 
-    /// Reads lines of JSON.
-    fn objects(mut self, first: String, each: &mut Each) -> Result<(), TransferError> {
+    /// Reads lines of JSON, a record each.
+    fn read_objects(mut self, first: String, each: &mut Sink) -> Result<(), TransferError> {
         let mut next = Some(first);
         while let Some(line) = next {
             let object = serde_json::from_str(line.trim_end_matches(['\r', '\n']));
@@ -122,37 +111,33 @@ impl<R: BufRead> Lines<R> {
         Ok(())
     }
 
-    /// Reads CSV. The number of a row is that of its first line.
-    fn rows(mut self, first: Vec<u8>, rules: &Rules, each: &mut Each) -> Result<(), TransferError> {
-        let mut first = self.text(first)?;
-        // Skips a line `sep=;` before the header, from which Excel reads the separator.
-        if first.trim_start_matches('"').starts_with("sep=")
-            && let Some(header) = self.next_filled()?
-        {
-            first = self.text(header)?;
-        }
+    /// Reads rows of CSV, a record each. The number of a record is the number of the row's first line.
+    fn read_rows(mut self, first: Vec<u8>, rules: &Rules, each: &mut Sink) -> Result<(), TransferError> {
+        let first = self.text(first)?;
         let mut unquoted = first.split('"').step_by(2).flat_map(str::chars);
         let separator = unquoted.find(|sign| "\t;,".contains(*sign)).unwrap_or(',');
-        let header = self.row(first, separator)?;
-        let header = rules.header(header).map_err(|problem| self.unreadable(&problem))?;
+        let header = self.read_row(first, separator)?;
+        let header = rules.column_names(header).map_err(|problem| self.unreadable(&problem))?;
         while let Some(line) = self.next()? {
             let (number, line) = (self.number, self.text(line)?);
-            let row = self.row(line, separator)?;
+            let row = self.read_row(line, separator)?;
             if row.iter().all(|value| value.trim().is_empty()) {
                 continue;
             }
             if row.len() < header.len() && !self.has_end {
                 return Err(self.unreadable("is cut off"));
             }
-            each(Record { number, members: rules.row(&header, row) })?;
+            each(Record { number, members: rules.row_members(&header, row) })?;
         }
         Ok(())
     }
 
-    /// Splits a row of CSV, which goes on with the next lines while a quote is open. Crates that read CSV accept quotes in
-    /// fields without quotes, and take the next rows for a part of a field then. Between tabs, some programs quote and some
-    /// write backslashes, so no quote opens.
-    fn row(&mut self, mut text: String, separator: char) -> Result<Vec<String>, TransferError> {
+    /// Splits a row of CSV into fields. Reads further lines while a quote is open.
+    ///
+    /// A quote within a field without quotes is refused: crates that read CSV accept such a quote, and then take the
+    /// next rows for a part of the field. Between tabs no quote opens, because some programs write quotes there and
+    /// some backslashes.
+    fn read_row(&mut self, mut text: String, separator: char) -> Result<Vec<String>, TransferError> {
         let has_tabs = separator == '\t';
         let is_quote = |sign: char| sign == '"' && !has_tabs;
         let (number, mut end, mut is_open) = (self.number, 0, false);
@@ -163,7 +148,7 @@ impl<R: BufRead> Lines<R> {
             }
             end = text.len();
             match self.next()? {
-                Some(_) if end > MAX_LINE_BYTES => return Err(too_long("line", number)),
+                Some(_) if end > MAX_RECORD_BYTES => return Err(too_long("line", number)),
                 Some(next) => text.push_str(&self.text(next)?),
                 None => return Err(unreadable(format!("line {number} has a quote that is not closed"))),
             }
@@ -172,18 +157,19 @@ impl<R: BufRead> Lines<R> {
             is_open ^= is_quote(sign);
             sign == separator && !is_open
         });
-        let fields: Option<_> = fields.map(if has_tabs { unescaped } else { unquoted }).collect();
-        fields.ok_or_else(|| self.unreadable(if has_tabs { AMBIGUOUS } else { QUOTES }))
+        let fields: Option<_> = fields.map(if has_tabs { tab_field } else { csv_field }).collect();
+        fields.ok_or_else(|| self.unreadable(if has_tabs { AMBIGUOUS_TAB } else { MISPLACED_QUOTE }))
     }
 }
 
-/// Returns a field between tabs; `None` if programs read it in different ways.
-fn unescaped(field: &str) -> Option<String> {
+/// Returns the value of a field between tabs. Returns `None` if programs read the field in different ways.
+fn tab_field(field: &str) -> Option<String> {
     (!field.starts_with('"') && !field.contains(['\\', '\r'])).then(|| field.to_owned())
 }
 
-/// Returns a field of CSV without its quotes; `None` if programs read it in different ways.
-fn unquoted(field: &str) -> Option<String> {
+/// Returns the value of a field of CSV, without its quotes. Returns `None` if programs read the field in different
+/// ways.
+fn csv_field(field: &str) -> Option<String> {
     let Some(quoted) = field.strip_prefix('"') else {
         return (!field.contains(['"', '\r'])).then(|| field.to_owned());
     };
@@ -191,15 +177,16 @@ fn unquoted(field: &str) -> Option<String> {
     (!parts.iter().any(|part| part.contains('"'))).then(|| parts.join("\""))
 }
 
+/// Returns an error that says why a stream cannot be read.
 pub(super) fn unreadable(problem: impl Into<String>) -> TransferError {
     io::Error::other(problem.into()).into()
 }
 
 fn too_long(unit: &str, number: i64) -> TransferError {
-    unreadable(format!("{unit} {number} is longer than {MAX_LINE_BYTES} bytes"))
+    unreadable(format!("{unit} {number} is longer than {MAX_RECORD_BYTES} bytes"))
 }
 
-/// Returns the problem of a text that is no JSON object.
+/// Returns the problem of a record that is not a JSON object.
 fn not_json(error: serde_json::Error) -> String {
     if error.is_data() {
         return "is not a JSON object".to_owned();
@@ -207,53 +194,54 @@ fn not_json(error: serde_json::Error) -> String {
     format!("is not JSON: {error}").replace(" at line 1 column ", " at column ")
 }
 
-/// Returns the first byte that is no white space; in JSON, a form feed is none.
-fn first_sign(text: &[u8]) -> Option<u8> {
+/// Returns the first byte that JSON does not count as white space.
+fn first_byte(text: &[u8]) -> Option<u8> {
     text.iter().copied().find(|byte| !b" \t\r\n".contains(byte))
 }
 
-/// An input of which no more than `left` bytes are read, until `left` is set again.
-struct Bounded<'a, R> {
+/// An input that fails once `left_bytes` have been read. The reader of an array sets this number before each element.
+struct BoundedInput<'a, R> {
     input: R,
-    left: &'a Cell<usize>,
+    left_bytes: &'a Cell<usize>,
 }
 
-impl<R: Read> Read for Bounded<'_, R> {
+impl<R: Read> Read for BoundedInput<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let most = buffer.len().min(self.left.get());
-        if most == 0 && !buffer.is_empty() {
+        let max = buffer.len().min(self.left_bytes.get());
+        if max == 0 && !buffer.is_empty() {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
-        let read = self.input.read(&mut buffer[..most])?;
-        self.left.set(self.left.get() - read);
-        Ok(read)
+        let bytes = self.input.read(&mut buffer[..max])?;
+        self.left_bytes.set(self.left_bytes.get() - bytes);
+        Ok(bytes)
     }
 }
 
-/// The users of one JSON array, of which one at a time is held. They are numbered by their places.
-struct Users<'a> {
-    each: &'a mut Each<'a>,
-    read: i64,
+/// Reads the elements of one JSON array, a record each. Holds one element at a time.
+struct JsonArray<'a> {
+    each: &'a mut Sink<'a>,
+    /// The number of elements that were read.
+    number: i64,
     /// The error that `each` has returned, which ends the array.
     error: Option<TransferError>,
-    /// The most bytes of the next user.
-    left: &'a Cell<usize>,
+    /// The most bytes that the next element may have.
+    left_bytes: &'a Cell<usize>,
 }
 
-impl Users<'_> {
+impl JsonArray<'_> {
     fn read(mut self, input: impl Read) -> Result<(), TransferError> {
         let mut array = serde_json::Deserializer::from_reader(input);
         let end = array.deserialize_seq(&mut self).and_then(|()| array.end());
         let no_json = |error: serde_json::Error| match error.io_error_kind() {
-            Some(io::ErrorKind::FileTooLarge) => too_long("user", self.read + 1),
+            Some(io::ErrorKind::FileTooLarge) => too_long("user", self.number + 1),
             Some(_) => io::Error::from(error).into(),
-            None => unreadable(format!("it is no JSON behind {} users: {error}", self.read)),
+            None => unreadable(format!("it is no JSON behind {} users: {error}", self.number)),
         };
         self.error.map_or_else(|| end.map_err(no_json), Err)
     }
 }
 
-impl<'de> Visitor<'de> for &mut Users<'_> {
+impl<'de> Visitor<'de> for &mut JsonArray<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
@@ -261,12 +249,13 @@ impl<'de> Visitor<'de> for &mut Users<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut array: A) -> Result<(), A::Error> {
-        // A text of JSON, as a number or an escape in it that is not read is the problem of one user.
+        // Takes each element as text first, so that a number or an escape that cannot be read is the problem of one
+        // record.
         while let Some(user) = array.next_element::<Box<RawValue>>()? {
-            self.read += 1;
-            self.left.set(MAX_LINE_BYTES);
+            self.number += 1;
+            self.left_bytes.set(MAX_RECORD_BYTES);
             let members = serde_json::from_str(user.get()).map_err(not_json);
-            self.error = (self.each)(Record { number: self.read, members }).err();
+            self.error = (self.each)(Record { number: self.number, members }).err();
             if self.error.is_some() {
                 return Err(A::Error::custom("the import has ended"));
             }

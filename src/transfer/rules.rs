@@ -1,6 +1,6 @@
-//! The rules for records: which of their members are fields of a user, and whether these are a user that may be imported.
+//! The rules for records: which members of a record are fields of a user, and whether an import accepts the user.
 //!
-//! Knows no file and no database.
+//! This module knows no file and no database.
 
 use super::{Import, PASSWORD_HASH};
 use crate::config::{Config, Validation as Mode};
@@ -14,34 +14,34 @@ use crate::{db::bulk::StagedUser, error::Error, input::validation::BodySchemas};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
-/// The fields that a record may have: those of an answer, and a password or its hash.
+/// Returns the fields that a record may have: the fields of an answer, the password, and its hash.
 pub fn fields() -> impl Iterator<Item = &'static str> {
     user::FIELDS.into_iter().chain(["password", PASSWORD_HASH])
 }
 
-/// The largest id that is kept: the sequence of ids goes on behind it.
+/// The largest id that an import keeps. The sequence of ids goes on behind this id, and needs some for new users.
 const MAX_ID: i64 = i64::MAX / 2;
 
-const NOT_WHOLE: &str = "/id must be a whole number from 1 to 4611686018427387903";
+const BAD_ID: &str = "/id must be a whole number from 1 to 4611686018427387903";
 
-const NO_TIME: &str = "must be a time as in 2020-02-29T23:59:59.123456Z, with its offset (Z, UTC, +01:00)";
+const BAD_TIME: &str = "must be a time as in 2020-02-29T23:59:59.123456Z, with its offset (Z, UTC, +01:00)";
 
-/// The column, or the dotted path of the member, that each field is read from; for a name, also several of them, joined by
-/// `+`.
+/// For each field, the column or the dotted path of the member that it is read from. A name may be read from several of
+/// them, with a `+` between them.
 pub type Mapping = BTreeMap<&'static str, String>;
 
 /// A record of a stream.
 pub(super) struct Record {
-    /// The number of the record's line, or of its place in an array; from 1.
+    /// The number of the record's line, or of its place in an array, from 1.
     pub number: i64,
-    /// The members of the record; the error is the problem of the record, which quotes no value.
+    /// The members of the record, or the problem of a record that cannot be read. A problem quotes no value.
     pub members: Result<Map<String, Value>, String>,
 }
 
 /// A record that may be imported.
 pub(super) struct Accepted<'a> {
     pub user: StagedUser,
-    /// Names of members that are left out.
+    /// Names of the record's members that no field is read from.
     pub left_out: Vec<&'a String>,
 }
 
@@ -50,17 +50,17 @@ pub(super) struct Rules<'a> {
     pub import: &'a Import,
     validation: BodySchemas,
     hasher: Hasher,
-    /// The path of each field that is read; of a name, the paths of its parts.
+    /// The path of each field that is read. Of a name, the paths of its parts.
     paths: BTreeMap<&'static str, Vec<String>>,
 }
 
 impl Rules<'_> {
-    /// Creates the rules. With a mapping, a name, an address and an id to be kept are read under their own names if it does
-    /// not say otherwise, and every other field only if it says so.
+    /// Creates the rules. A mapping need not have the name, the address and the id, which are then read from members of
+    /// these names. Every other field is read only if the mapping has it.
     pub fn new<'a>(config: &Config, import: &'a Import) -> Rules<'a> {
-        let is_read = |field: &&str| import.map.is_none() || import.requires(field);
-        let own = fields().filter(is_read).map(|field| (field, field.to_owned()));
-        let paths = own.chain(import.map.clone().unwrap_or_default()).map(|(field, path)| {
+        let has_own_name = |field: &&str| import.map.is_none() || import.requires(field);
+        let unmapped = fields().filter(has_own_name).map(|field| (field, field.to_owned()));
+        let paths = unmapped.chain(import.map.clone().unwrap_or_default()).map(|(field, path)| {
             let parts = path.split('+').map(str::trim).filter(|part| !part.is_empty());
             (field, if field == "name" { parts.map(str::to_owned).collect() } else { vec![path] })
         });
@@ -69,8 +69,8 @@ impl Rules<'_> {
         Rules { import, validation, hasher, paths: paths.collect() }
     }
 
-    /// Returns the paths that the mapping names, each of which some record has to have.
-    pub fn mapped(&self) -> Vec<&String> {
+    /// Returns the paths that the mapping names. Some record must have each of them.
+    pub fn mapped_paths(&self) -> Vec<&String> {
         self.import.map.iter().flatten().flat_map(|(field, _)| &self.paths[field]).collect()
     }
 
@@ -79,8 +79,8 @@ impl Rules<'_> {
         self.paths[field].iter().any(|path| member(object, path).is_some())
     }
 
-    /// Returns whether a line shows that the file is one JSON document, not a user a line: the line begins an object
-    /// that continues on the next lines, or is an object with an array in it and no user.
+    /// Returns whether the first line shows that the file is one JSON document instead of a user a line. Such a line
+    /// begins an object that goes on in the next lines, or is an object that has an array and no name or address.
     pub fn is_document(&self, line: &str) -> bool {
         let is_user = |object: &_| ["name", "email"].iter().any(|field| self.has_field(object, field));
         match serde_json::from_str::<Map<_, _>>(line) {
@@ -89,13 +89,13 @@ impl Rules<'_> {
         }
     }
 
-    /// Returns the name of a member for each column. The error says what is wrong with the header; it quotes no column of a
-    /// line without the required ones, which is likely a row.
-    pub fn header(&self, columns: Vec<String>) -> Result<Vec<String>, String> {
+    /// Returns the name of a member for each column. The error says what is wrong with the header. It quotes no column
+    /// if the line lacks a required column, because the line may be a row with a person's data.
+    pub fn column_names(&self, columns: Vec<String>) -> Result<Vec<String>, String> {
         let mut names: Vec<String> = columns.iter().map(|column| column.trim().to_owned()).collect();
         for path in self.paths.values().flatten() {
-            let mut found = names.iter_mut().filter(|name| name.eq_ignore_ascii_case(path));
-            match (found.next(), found.next()) {
+            let mut same = names.iter_mut().filter(|name| name.eq_ignore_ascii_case(path));
+            match (same.next(), same.next()) {
                 (Some(name), None) => name.clone_from(path),
                 (Some(_), Some(_)) => return Err(format!("has the column {path} twice")),
                 (None, _) => {}
@@ -113,28 +113,30 @@ impl Rules<'_> {
         }
     }
 
-    /// Returns the members of a row. The error is the problem of the row.
-    pub fn row(&self, header: &[String], row: Vec<String>) -> Result<Map<String, Value>, String> {
+    /// Returns the members that the fields of a row make, or the problem of the row.
+    pub fn row_members(&self, header: &[String], row: Vec<String>) -> Result<Map<String, Value>, String> {
         if row.len() != header.len() {
             return Err(format!("has {} fields, and the header {}", row.len(), header.len()));
         }
         let members = header.iter().zip(row).filter_map(|(name, value)| {
-            // An empty value is a text only of a name and an address; else it means that there is none.
-            let is = |field| self.paths[field].contains(name);
-            let is_there = !value.is_empty() || is("name") || is("email");
-            let value = if is_there { value.into() } else { Value::Null };
-            (is_there || self.is_read(name)).then(|| (name.clone(), value))
+            // An empty name or address is an empty text. Any other empty field means that the user has no such value.
+            let is_column_of = |field| self.paths[field].contains(name);
+            let has_value = !value.is_empty() || is_column_of("name") || is_column_of("email");
+            let value = if has_value { value.into() } else { Value::Null };
+            (has_value || self.is_read(name)).then(|| (name.clone(), value))
         });
         Ok(members.collect())
     }
 
+    /// Returns whether some field is read from the member of this name.
     fn is_read(&self, name: &str) -> bool {
         let mut paths = self.paths.values().flatten();
         paths.any(|path| path == name || path.split('.').next() == Some(name))
     }
 
-    /// Checks a record, and hashes its clear password. Blocks for that work. The error is the problem of the record.
-    pub fn user<'m>(&self, record: &'m Record) -> Result<Accepted<'m>, String> {
+    /// Checks a record, and hashes its clear password, which blocks for the work of a hash. The error is the problem of
+    /// the record.
+    pub fn check<'m>(&self, record: &'m Record) -> Result<Accepted<'m>, String> {
         let object = record.members.as_ref().map_err(String::clone)?;
         let left_out: Vec<&String> = object.keys().filter(|name| !self.is_read(name)).collect();
         if !left_out.is_empty() && !self.import.ignore_unknown && self.import.map.is_none() {
@@ -149,7 +151,7 @@ impl Rules<'_> {
         let id = match fields.remove("id").filter(|_| self.import.keep_ids) {
             Some(id) => {
                 let id = parse_id(id.as_str().unwrap_or(&id.to_string())).filter(|id| *id <= MAX_ID);
-                Some(id.ok_or(NOT_WHOLE)?)
+                Some(id.ok_or(BAD_ID)?)
             }
             None if self.import.requires("id") => return Err("/id is required by --keep-ids".to_owned()),
             None => None,
@@ -157,7 +159,7 @@ impl Rules<'_> {
         let mut time = |name: &str| match fields.remove(name) {
             None => Ok(None),
             Some(Value::String(text)) if let Some(time) = timestamp::parse(&text) => Ok(Some(time)),
-            Some(_) => Err(format!("/{name} {NO_TIME}")),
+            Some(_) => Err(format!("/{name} {BAD_TIME}")),
         };
         let (created_at, updated_at) = (time("createdAt")?, time("updatedAt")?);
         if let Some(password) = fields.get("password") {
@@ -173,7 +175,7 @@ impl Rules<'_> {
         }
         if !self.import.as_is {
             if hash.is_some() {
-                // Puts the hash in the place of the password that the strict schema requires.
+                // The strict schema requires a password, which a user with a hash has.
                 fields.insert("password".to_owned(), "has a hash".into());
             }
             fields = self.validation.create.validate(fields).map_err(problems)?;
@@ -188,21 +190,21 @@ impl Rules<'_> {
         Ok(Accepted { user, left_out })
     }
 
-    /// Returns the fields of a record. An address is in NFC and has no white space at its ends, unless it is imported as it
-    /// is. A name of several parts is made of those that there are, or else is the address.
+    /// Returns the fields of a record. Brings the address into NFC and trims it, unless users are imported as they are.
+    /// Joins the parts of a name; if the record has none of them, the name is the address.
     fn fields(&self, object: &Map<String, Value>) -> Map<String, Value> {
         let value = |path: &String| member(object, path).filter(|value| !value.is_null());
-        let of_one = |(field, paths): (&&str, &Vec<String>)| match &paths[..] {
+        let field = |(field, paths): (&&str, &Vec<String>)| match &paths[..] {
             [path] => Some(((*field).to_owned(), value(path)?.clone())),
             _ => None,
         };
-        let mut fields: Map<String, Value> = self.paths.iter().filter_map(of_one).collect();
+        let mut fields: Map<String, Value> = self.paths.iter().filter_map(field).collect();
         if let Some(Value::String(email)) = fields.get_mut("email")
             && !self.import.as_is
         {
             *email = email::normalized(email.trim());
         }
-        // Joins the parts of a name only if each of them is a text.
+        // A name has several parts only if each of them is a text.
         let parts = self.paths["name"].iter().filter_map(value).map(|part| part.as_str().map(str::trim));
         if self.paths["name"].len() > 1
             && let Some(parts) = parts.collect::<Option<Vec<&str>>>()
@@ -215,7 +217,7 @@ impl Rules<'_> {
     }
 }
 
-/// Returns the member at a dotted path, in which a number is a place in an array.
+/// Returns the member at a dotted path. A number in the path is a place in an array, as in `emails.0.value`.
 pub(super) fn member<'a>(object: &'a Map<String, Value>, path: &str) -> Option<&'a Value> {
     object.get(path).or_else(|| {
         let (first, rest) = path.split_once('.')?;
@@ -223,11 +225,12 @@ pub(super) fn member<'a>(object: &'a Map<String, Value>, path: &str) -> Option<&
     })
 }
 
-/// Returns the problems that a refusal names.
+/// Returns the problems that the error of a body names, as one line.
 fn problems(error: Error) -> String {
     let (Error::Invalid(violations) | Error::Unprocessable(violations)) = error else {
         return error.to_string();
     };
-    let lines: Vec<_> = violations.iter().map(|found| format!("{} {}", found.path, found.message)).collect();
+    let lines: Vec<_> =
+        violations.iter().map(|violation| format!("{} {}", violation.path, violation.message)).collect();
     lines.join("; ")
 }

@@ -84,9 +84,9 @@ BOM\nname,email\nn,a@x.org\n ⇒ ⇒ imported: 1 ⇒ a@x.org
 name;email\na;a@x.org\n ⇒ ⇒ imported: 1 ⇒ a@x.org
 "Name";"E"\na;a@x.org\n ⇒ --map=email=e ⇒ imported: 1 ⇒ a@x.org
 name\temail\na;b,c\ta@x.org\n5" x\tb@x.org\r\n ⇒ ⇒ imported: 2 ⇒ a@x.org b@x.org
-sep=;\r\nname;email\r\na,b;a@x.org\r\n ⇒ ⇒ imported: 1 ⇒ a@x.org
-"sep=;"\r\nname;email\r\na,b;a@x.org\r\n ⇒ ⇒ imported: 1 ⇒ a@x.org
-RS{"name":"a","email":"a@x.org"}\n ⇒ ⇒ it is a sequence of JSON texts (RFC 7464), each behind a record separator ⇒
+sep=;\r\nname;email\r\na,b;a@x.org\r\n ⇒ ⇒ line 1 has 2 columns, and none is email; is it the header? ⇒
+RS{"name":"a","email":"a@x.org"}\n ⇒ --skip-invalid ⇒ line 1 has text behind a closing quote ⇒
+RS{"name":"a","email":"a@x.org"}\n ⇒ --format=ndjson --skip-invalid ⇒ imported: 0, existing: 0, refused: 1 ⇒
 BOM NAME ,NBSPEmailNBSP\na,NBSPa@x.org NBSP\n ⇒ ⇒ imported: 1 ⇒ a@x.org
 name,email,\na,a@x.org,\n,,\n , ,NBSP\nb,b@x.org,\n ⇒ ⇒ imported: 2 ⇒ a@x.org b@x.org
 name,email\r\n"",a@x.org\r\n"a\r\n""b""",b@x.org\r\n ⇒ ⇒ imported: 2 ⇒ a@x.org b@x.org
@@ -109,8 +109,8 @@ name,email\n"a \\"b\\"",a@x.org\n ⇒ --skip-invalid ⇒ line 2 has text behind 
 name,email\n"a\\"","a@x.org"\n"b","b@x.org"\n ⇒ --skip-invalid ⇒ line 2 has a quote that is not closed ⇒
 name,email\ra,a@x.org\r ⇒ ⇒ line 1 has text behind a closing quote, or a quote or a CR in a field without quotes ⇒
 name,email,name\na,a@x.org,b\n ⇒ ⇒ line 1 has the column name twice ⇒
-\xff\xfen\0a\0m\0e\0 ⇒ ⇒ it is UTF-16, or no text: save it as CSV or JSON in UTF-8 ⇒
-n\0a\0m\0e\0,\0 ⇒ ⇒ it is UTF-16, or no text ⇒
+\xff\xfen\0a\0m\0e\0 ⇒ ⇒ line 1 is not UTF-8: save the file as CSV or JSON in UTF-8 ⇒
+n\0a\0m\0e\0,\0 ⇒ ⇒ line 1 has 2 columns, and none is email; is it the header? ⇒
 
 # Members and columns that are no field.
 FIELDS,"role":7} ⇒ ⇒ line 1: has unknown fields ["role"]; --ignore-unknown leaves them out, --map says ⇒
