@@ -9,7 +9,7 @@ use crate::{Config, Database};
 /// as long as the value is kept. `make`: a missing cluster is made. Blocks until the server accepts connections.
 ///
 /// A process of root's is the cluster's account from then on: a socket that the account replaces leads it nowhere. An
-/// export stays root, who finishes its file, and connects within [`Account::act`](private_postgres::Account::act).
+/// export stays root, who finishes its file, and connects within [`Account::with_rights`](private_postgres::Account::with_rights).
 pub fn open(args: &Args, config: &mut Config, make: bool) -> Result<Option<Cluster>, Failure> {
     let Some(dir) = args.dir() else { return Ok(None) };
     if !make {

@@ -22,7 +22,7 @@ pub fn export(args: &Args) -> Result<(), Failure> {
     let (config, cluster) = embedded::database(args, false)?;
     let mut export = || transfer::export(&config, options, &mut output.to);
     let exported = match &cluster {
-        Some(cluster) => cluster.account.act(export),
+        Some(cluster) => cluster.account.with_rights(export),
         None => export(),
     };
     exported.and_then(|()| output.finish().map_err(TransferError::Write)).map_err(failure)

@@ -1,7 +1,8 @@
-//! A cluster that is kept, for the process that runs it and for commands beside it.
+//! A cluster whose data are kept. The process that starts its server owns the cluster; commands beside it join the
+//! server.
 
 use super::directory::{self, ClusterDir};
-use super::initdb::initialize;
+use super::initdb::make_cluster;
 use super::server::{self, ServerProcess};
 use super::{Account, ClusterError, GoOn, Result, Wait, connect, connection_string, programs};
 use postgres::error::SqlState;
@@ -12,41 +13,40 @@ use std::{fs, io};
 /// SQLSTATE with which a server refuses a session while it starts or stops.
 const STARTS_OR_STOPS: SqlState = SqlState::CANNOT_CONNECT_NOW;
 
-/// Time in which a process that is being started may have a copy of the lock.
+/// Time in which a process between fork and exec may have a copy of the lock.
 const MAX_LOCK_COPY: Duration = Duration::from_secs(1);
 
-/// A cluster that accepts connections. Dropping it ends every session and stops its server, if it was started here: what
-/// was committed is safe. Blocks for as long as a fast shutdown takes.
+/// A cluster that accepts connections. Dropping the value stops the server by a fast shutdown if this process started
+/// it, and blocks until the server has stopped. What was committed is safe.
 ///
-/// If this process is killed, the server stays; the next start stops it and goes on.
+/// If this process is killed, the server goes on. The next start stops it first.
 #[derive(Debug)]
 pub struct Cluster {
     /// The account that the server runs as.
     pub account: Account,
     dir: PathBuf,
-    /// The server is dropped first: the directory is locked until the server has stopped.
+    /// The server and the locked directory, if this process has started the server. The server is dropped first,
+    /// because the directory must be locked until the server has stopped.
     started: Option<(ServerProcess, ClusterDir)>,
 }
 
 impl Cluster {
-    /// Starts the cluster in `dir`, which is created (mode 0700) when missing, and the cluster made first if the directory
-    /// has none. A server that a killed userd left behind is stopped. PostgreSQL runs as the current user, or under root as
-    /// [`Account::find`] has it. `max_connections`: the server's, at least 1.
+    /// Starts the server of the cluster in `dir`. Makes a missing directory (mode 0700) and a missing cluster, and
+    /// stops a server that a killed userd has left. PostgreSQL runs as the account that [`Account::find`] returns.
     ///
-    /// With `joins`, connects to the server that another process runs there, if one does. Root acts for the owner of the
-    /// directory then, so that nothing there becomes another's.
+    /// With `joins`, uses the server that another process runs there, if there is one. Root then acts as the owner of
+    /// the directory, so that no file there gets another owner.
     ///
-    /// Blocks for as long as PostgreSQL starts, a server left behind stops, or another process does either, unless `go_on`
-    /// ends that. After an error nothing is running.
+    /// Blocks until the server accepts connections, unless `go_on` cancels the start. After an error no server is
+    /// running.
     ///
     /// # Errors
-    /// One line saying what to do: PostgreSQL, its right version or the `postgres` user missing; its programs not to be
-    /// entered or not starting; the directory unusable, not ours, or in use; `initdb` or the server failing, with the
-    /// last lines of its log.
+    /// One line that says what to do, if PostgreSQL, its right version or its user is missing; if its programs do not
+    /// start; if the directory is unusable, another user's or in use; or if `initdb` or the server fails.
     pub fn open(dir: &Path, max_connections: u32, joins: bool, go_on: GoOn) -> Result<Cluster> {
         let account = if joins { Account::owner_of(dir) } else { Account::find(true) }?;
-        let dir = directory::make(dir, account)?;
-        account.act(|| {
+        let dir = directory::prepare(dir, account)?;
+        account.with_rights(|| {
             let mut wait = Wait::begin();
             loop {
                 if let Some(directory) = ClusterDir::lock(&dir, account, go_on)? {
@@ -58,9 +58,9 @@ impl Cluster {
                         return Err(ClusterError::new(format!("cannot join {}: {error}", dir.display())));
                     }
                     None if !joins && wait.since.elapsed() >= MAX_LOCK_COPY => {
-                        return Err(directory::in_use(&dir));
+                        return Err(directory::in_use_error(&dir));
                     }
-                    _ => wait.pause(go_on, None, || directory::in_use(&dir).to_string())?,
+                    _ => wait.pause(go_on, None, || directory::in_use_error(&dir).to_string())?,
                 }
             }
         })
@@ -68,19 +68,19 @@ impl Cluster {
 
     fn start_in(directory: ClusterDir, max_connections: u32) -> Result<Cluster> {
         let (dir, pgdata) = (directory.dir.clone(), directory.pgdata());
-        directory.clear()?;
+        directory.end_leftovers()?;
         let is_new = !pgdata.exists();
-        let wanted = if is_new { None } else { Some(major(&directory)?) };
+        let wanted = if is_new { None } else { Some(read_major_version(&directory)?) };
         let (programs, major) = programs::find(wanted, &directory.account)?;
         if is_new {
             log::info!("making a PostgreSQL {major} cluster in {}", pgdata.display());
-            initialize(&directory, &programs, &[])?;
+            make_cluster(&directory, &programs, &[])?;
         }
         let server = ServerProcess::start(&directory, &programs, max_connections, &[])?;
         if is_new {
-            // Revokes `create` on the schema, which PostgreSQL itself does only from version 15 on.
-            const CLOSE: &str = "revoke create on schema public from public";
-            let closed = connect(&dir).and_then(|mut client| client.batch_execute(CLOSE));
+            // PostgreSQL before version 15 lets every role create objects in this schema.
+            const CLOSE_SCHEMA: &str = "revoke create on schema public from public";
+            let closed = connect(&dir).and_then(|mut client| client.batch_execute(CLOSE_SCHEMA));
             closed.map_err(|error| ClusterError::new(format!("cannot set up the database: {error}")))?;
         }
         let (pid, place) = (server.child.id(), dir.display());
@@ -88,18 +88,18 @@ impl Cluster {
         Ok(Cluster { account: directory.account, dir, started: Some((server, directory)) })
     }
 
-    /// Returns what psql and the `postgres` crate need to connect to `database` as the superuser `postgres`:
-    /// `host='/dir' port=5432 user=postgres dbname='…'`. The database `postgres` is always there.
+    /// Returns the connection string of a database, for psql and the `postgres` crate, as the superuser `postgres`:
+    /// `host='/dir' port=5432 user=postgres dbname='…'`. Every cluster has the database `postgres`.
     pub fn connection_string(&self, database: &str) -> String {
         connection_string(&self.dir, database)
     }
 
-    /// Returns the server's process id, if it was started here.
+    /// Returns the server's process id if this process has started the server.
     pub fn pid(&self) -> Option<u32> {
         self.started.as_ref().map(|(server, _)| server.child.id())
     }
 
-    /// Returns a line that says how the server ended, if it did so by itself. Does not block.
+    /// Returns a line that says how the server ended, if this process has not stopped it. Does not block.
     pub fn ended(&mut self) -> Option<String> {
         let server = &mut self.started.as_mut()?.0.child;
         let (pid, status) = (server.id(), server.try_wait().ok()??);
@@ -108,25 +108,25 @@ impl Cluster {
     }
 }
 
-/// Returns the version that made the cluster.
-fn major(directory: &ClusterDir) -> Result<u32> {
+/// Returns the major version of PostgreSQL that made the cluster.
+fn read_major_version(directory: &ClusterDir) -> Result<u32> {
     let pgdata = directory.pgdata();
     directory.account.check_owner(&pgdata)?;
     let file = pgdata.join("PG_VERSION");
-    let text = fs::read_to_string(&file).map_err(ClusterError::io("read", &file))?;
-    programs::number(&text).ok_or_else(|| ClusterError::new(format!("{} holds no version", file.display())))
+    let text = fs::read_to_string(&file).map_err(ClusterError::cannot("read", &file))?;
+    programs::leading_number(&text).ok_or_else(|| ClusterError::new(format!("{file:?} has no version")))
 }
 
-/// Checks that there is a cluster. Starts nothing.
+/// Checks that `dir` has a cluster, without starting its server.
 ///
 /// # Errors
-/// There is no cluster, or this user may not look.
+/// There is no cluster, or this user may not enter the directory.
 pub fn check(dir: &Path) -> Result<()> {
     let shown = dir.display();
     fs::metadata(dir.join("pgdata")).map(drop).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => {
             ClusterError::new(format!("{shown} has no cluster; `userd --embedded={shown}` makes one"))
         }
-        _ => Account::owner_of(dir).map_or_else(|why| why, |account| account.io("read", dir)(error)),
+        _ => Account::owner_of(dir).map_or_else(|why| why, |account| account.cannot("read", dir)(error)),
     })
 }

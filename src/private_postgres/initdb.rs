@@ -1,28 +1,29 @@
-//! A new cluster in a directory, made by `initdb`.
+//! Makes a new cluster by `initdb`.
 
 use super::{ClusterDir, ClusterError, Result};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::{path::Path, process::Stdio};
 
-/// Appended to the `postgresql.conf` of a new cluster, where it can be edited: a service of users needs little, and
-/// PostgreSQL's default of 128 MB is too much for a machine of 192 MB.
+/// The end of a new cluster's `postgresql.conf`, where an operator can change it. PostgreSQL's own default of 128 MB is
+/// too much for a machine of 192 MB.
 const CONFIGURATION: &str = "\n# Of userd\nshared_buffers = 24MB\n";
 
-/// Makes `pgdata`, complete or not there at all: made as `pgdata.new` and renamed. Blocks until `initdb` has ended.
-pub(super) fn initialize(directory: &ClusterDir, programs: &Path, more: &[&str]) -> Result<()> {
+/// Makes the cluster `pgdata`. Makes it as `pgdata.new` and renames it, so that there is no incomplete `pgdata`. Blocks
+/// until `initdb` has ended.
+pub(super) fn make_cluster(directory: &ClusterDir, programs: &Path, more: &[&str]) -> Result<()> {
     let (program, new) = (programs.join("initdb"), directory.dir.join("pgdata.new"));
-    // An error is ignored, because initdb reports files of an earlier try that remain.
+    // An error is ignored: initdb reports files of an earlier try that are still there.
     let _ = fs::remove_dir_all(&new);
-    // initdb writes into a pipe and not into the log, as the disk may be full.
+    // initdb writes into a pipe instead of the log, because the disk may be full.
     let mut initdb = directory.command(&program, Stdio::piped());
-    // Passes a relative name, because initdb removes the directory if it fails, and the parent may be renamed by then.
-    // Chooses the locale C.UTF-8, because it has upper and lower case of every letter.
+    // The name is relative: an initdb that fails removes this directory, whose parent may have another name by then.
+    // The locale C.UTF-8 has upper and lower case of every letter.
     initdb.args(["-D", "pgdata.new", "-U", "postgres", "--auth=trust", "-E", "UTF8", "--locale=C.UTF-8"]);
-    let output = initdb.args(more).output().map_err(ClusterError::io("run", &program))?;
+    let output = initdb.args(more).output().map_err(ClusterError::cannot("run", &program))?;
     if !output.status.success() {
-        let failure = ClusterError::said(&format!("initdb failed ({})", output.status), &output.stderr);
-        return Err(directory.account.explain_initdb_failure(failure));
+        let what = format!("initdb failed ({})", output.status);
+        return Err(ClusterError::with_output(&what, &output.stderr));
     }
     let finish = || -> io::Result<()> {
         let mut file = OpenOptions::new().append(true).open(new.join("postgresql.conf"))?;
@@ -32,5 +33,5 @@ pub(super) fn initialize(directory: &ClusterDir, programs: &Path, more: &[&str])
         // Syncs the directory, so that the rename outlasts a power failure.
         File::open(&directory.dir)?.sync_all()
     };
-    finish().map_err(ClusterError::io("finish", &new))
+    finish().map_err(ClusterError::cannot("finish", &new))
 }

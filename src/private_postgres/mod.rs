@@ -1,11 +1,11 @@
-//! A private PostgreSQL, run from the server programs that this machine already has.
+//! A private PostgreSQL, run from the server programs that this machine has.
 //!
-//! [`Cluster`] is kept in a directory and belongs to one process, which commands beside it join; [`Shared`] is thrown away,
-//! and belongs to all processes of a user that want one. Knows nothing of users, HTTP, tables, pools and the command line,
-//! and uses nothing else of this crate.
+//! The data of a [`Cluster`] are kept; one process runs its server, and commands join it. The data of a [`Shared`]
+//! server are thrown away; all processes of a user share it. These modules use no other module of this crate, and know
+//! nothing of users, HTTP, tables and the command line.
 //!
-//! The server listens on a Unix socket in its directory and nowhere else, and only the account that runs it can enter
-//! the directory; so there are no passwords. It is in a process group of its own: Ctrl-C reaches userd alone.
+//! The server listens only on a Unix socket in its directory, which only the account that runs the server can enter, so
+//! that there is no password. The server has a process group of its own, so that Ctrl-C reaches userd alone.
 
 mod account;
 mod cluster;
@@ -26,47 +26,49 @@ pub use cluster::{Cluster, check};
 pub use shared::Shared;
 pub use user::User;
 
-const POLL: Duration = Duration::from_millis(5);
-/// Interval between two lines about a wait in userd's log.
-const LINE_INTERVAL: Duration = Duration::from_secs(10);
+/// Pause between two looks at what a wait is for.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// Time between two lines about a wait in userd's log.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Part of the name of the socket's file. No port is listened on.
+/// The number in the name of the socket. The server listens on no TCP port.
 const PORT: u16 = 5432;
-const SOCKET: &str = ".s.PGSQL.5432";
+const SOCKET_NAME: &str = ".s.PGSQL.5432";
 
-/// Reason why there is no cluster: one line, made to be shown, that says what to do.
+/// The reason why there is no cluster: one line for a person, which says what to do.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct ClusterError(String);
 
 type Result<T> = result::Result<T, ClusterError>;
 
-/// Returns false to cancel a start. It is called every few milliseconds while a start waits, with the server's process
-/// id once a server runs.
+/// A function that returns false to cancel a start. A start that waits calls it every few milliseconds, with the
+/// server's process id once the server runs.
 pub type GoOn = fn(Option<u32>) -> bool;
 
-/// A wait for what PostgreSQL or another process does. Has no bound: an end amid recovery or a checkpoint would only have
-/// the next start begin it anew.
+/// A wait for PostgreSQL or for another process. It has no bound, because a recovery or a checkpoint that is broken off
+/// would have to begin anew at the next start.
 struct Wait {
     since: Instant,
-    lines: u32,
+    /// The number of the next line in the log, from 1.
+    line: u32,
 }
 
 impl Wait {
     fn begin() -> Wait {
-        Wait { since: Instant::now(), lines: 1 }
+        Wait { since: Instant::now(), line: 1 }
     }
 
-    /// Blocks for a moment. Every ten seconds, logs the reason of the wait. Returns an error if the caller has
-    /// cancelled the start.
+    /// Blocks for a few milliseconds. Logs the reason of the wait every ten seconds. Fails if `go_on` cancels the
+    /// start.
     fn pause(&mut self, go_on: GoOn, server: Option<u32>, what: impl FnOnce() -> String) -> Result<()> {
         if !go_on(server) {
             return Err(ClusterError::new("interrupted"));
         }
-        thread::sleep(POLL);
-        if self.since.elapsed() >= LINE_INTERVAL * self.lines {
+        thread::sleep(POLL_INTERVAL);
+        if self.since.elapsed() >= LOG_INTERVAL * self.line {
             log::info!("waiting for {} s: {}", self.since.elapsed().as_secs(), what());
-            self.lines += 1;
+            self.line += 1;
         }
         Ok(())
     }
@@ -77,23 +79,25 @@ impl ClusterError {
         ClusterError(message.as_ref().trim().replace(['\n', '\r'], " "))
     }
 
-    /// Returns an error with the last four lines that a program has said, or those from an earlier failure on.
-    fn said(what: &str, said: &[u8]) -> ClusterError {
-        let said = String::from_utf8_lossy(said);
-        let lines: Vec<&str> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    /// Returns an error with four lines of a program's output: the last four, or those from the first FATAL or PANIC
+    /// on.
+    fn with_output(what: &str, output: &[u8]) -> ClusterError {
+        let output = String::from_utf8_lossy(output);
+        let lines: Vec<&str> = output.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
         let fails = |line: &&str| line.contains(" FATAL: ") || line.contains(" PANIC: ");
         let first = lines.iter().position(fails).unwrap_or(usize::MAX).min(lines.len().saturating_sub(4));
         let shown = lines[first..].iter().take(4).copied().collect::<Vec<_>>().join("; ");
         ClusterError::new(format!("{what}: {}", if shown.is_empty() { "it said nothing" } else { &shown }))
     }
 
-    /// Returns a function for `map_err`: "cannot `doing` `path`: reason".
-    fn io(doing: &str, path: &Path) -> impl Fn(io::Error) -> ClusterError {
+    /// Returns a function for `map_err` that makes the error "cannot `doing` `path`: reason".
+    fn cannot(doing: &str, path: &Path) -> impl Fn(io::Error) -> ClusterError {
         move |error| ClusterError::new(format!("cannot {doing} {}: {error}", path.display()))
     }
 }
 
-/// Returns how the superuser `postgres` reaches a database of the server in `dir`, for psql and the `postgres` crate.
+/// Returns the connection string of a database of the server in `dir`, for psql and the `postgres` crate, as the
+/// superuser `postgres`.
 pub fn connection_string(dir: &Path, database: &str) -> String {
     let quote = |value: &str| format!("'{}'", value.replace('\\', r"\\").replace('\'', r"\'"));
     let (host, database) = (quote(&dir.to_string_lossy()), quote(database));
@@ -122,7 +126,7 @@ mod tests {
             ),
         ];
         for (said, expected) in rows {
-            let error = ClusterError::said("initdb failed", said.as_bytes()).to_string();
+            let error = ClusterError::with_output("initdb failed", said.as_bytes()).to_string();
             assert_eq!(error, format!("initdb failed: {expected}"));
         }
     }

@@ -1,4 +1,4 @@
-# Sets $found to the processes of initdb, and of the programs named, that work in the directories.
+# Sets $found to the processes that work in the directories: each initdb, and each program with this part of a name.
 find_all() { # part of a name, directories
     wanted=$1 found=
     shift
@@ -11,8 +11,8 @@ find_all() { # part of a name, directories
     done
 } 2>/dev/null
 
-# Waits for each initdb, at most 10 s: its server would die of a signal, or of a directory that gets another name, and leave
-# shared memory until the machine starts again.
+# Waits until each initdb has ended, at most 10 s. An initdb that a signal or a renamed directory ends would leave shared
+# memory until the machine starts again.
 wait_for_initdb() { # directories
     turn=0
     while find_all initdb "$@"; [ "$found" ] && [ $turn -lt 200 ]; do
@@ -21,15 +21,15 @@ wait_for_initdb() { # directories
     done
 }
 
-# Ends the server of `pgdata`, if it runs, by a fast shutdown, and waits for as long as that takes.
+# Ends the server of `pgdata` by a fast shutdown, if it runs. Waits until the server has ended.
 end_server() {
     while read -r server <pgdata/postmaster.pid && [ "/proc/$server/cwd" -ef pgdata ] && kill -s INT "$server"; do
         sleep 0.05
     done
 } 2>/dev/null
 
-# Ends what works in the directories by a fast shutdown, after 10 s by an immediate one, after 6 s more by SIGKILL. Fails if
-# it runs on.
+# Ends each postgres that works in the directories: by a fast shutdown, after 10 s by an immediate one, after 6 s more by
+# SIGKILL. Fails if one runs on after 2 s more.
 end_all() { # directories
     wait_for_initdb "$@"
     turn=0 signal=INT
@@ -41,7 +41,8 @@ end_all() { # directories
     done
 }
 
-# Gives a directory another name, so that the next process makes it anew at once, and removes it.
+# Ends the server in a directory, and removes the directory. Renames it first, so that the next process can make it anew at
+# once.
 remove() { # directory
     trap '' HUP INT QUIT TERM
     cd /
@@ -51,7 +52,7 @@ remove() { # directory
     rm -rf "$1.$$"
 }
 
-# Waits until no process has had a lock of `users` for ten seconds, or the server has ended, and removes the directory.
+# Waits until no process has locked `users` for ten seconds, or until the server has ended. Then removes the directory.
 keep() { # directory
     idle=0
     exec 8>>users

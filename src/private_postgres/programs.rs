@@ -1,22 +1,22 @@
-//! Where this machine keeps `initdb` and `postgres`, and whether they start. Knows places and versions, nothing of
-//! clusters.
+//! Finds PostgreSQL's programs (`initdb`, `postgres`) on this machine, and their version. Knows nothing of clusters.
 
 use super::{Account, ClusterError, Result};
-use std::os::unix::fs::MetadataExt;
 use std::path::{self, Path, PathBuf};
 use std::{env, fs, io};
 
-/// Variable that names the directory of the programs.
+/// The variable that names the directory of the programs.
 const VARIABLE: &str = "POSTGRES_BIN";
-/// Oldest version that is supported.
-const OLDEST_MAJOR: u32 = 13;
+/// The oldest major version that userd supports.
+const MIN_MAJOR: u32 = 13;
 
-/// Returns the directory of the programs that are named, or else of the first that are found, and their version. A
-/// cluster opens with its own version only: `wanted`. The account must be able to run them.
+/// Returns the directory of the programs, and their major version. Takes the directory that `POSTGRES_BIN` names, or
+/// else the first that has programs which the account can run.
+///
+/// `wanted` is the major version that made the cluster, as only this version can open it.
 pub(super) fn find(wanted: Option<u32>, account: &Account) -> Result<(PathBuf, u32)> {
     let mut problem = None;
-    for dir in installations()? {
-        let error = match version(&dir, account) {
+    for dir in candidate_dirs()? {
+        let error = match major_version(&dir, account) {
             Ok(major) if wanted.is_none_or(|wanted| wanted == major) => return Ok((dir, major)),
             Ok(major) => ClusterError::new(format!(
                 "the cluster needs PostgreSQL {wanted}, and PostgreSQL {major} is installed: \
@@ -36,44 +36,35 @@ pub(super) fn find(wanted: Option<u32>, account: &Account) -> Result<(PathBuf, u
     }))
 }
 
-/// Returns directories of programs, best first: the one that the variable names, and no other; else those that have an
-/// `initdb`, of `PATH` and Debian, highest version first.
-fn installations() -> Result<Vec<PathBuf>> {
+/// Returns the directories that may have the programs, best first. If the variable names a directory, returns it alone.
+/// Else returns those of `PATH` and of Debian's packages that have an `initdb`.
+fn candidate_dirs() -> Result<Vec<PathBuf>> {
     if let Some(dir) = env::var_os(VARIABLE).filter(|dir| !dir.is_empty()) {
-        // The programs are run in another directory, where a relative path would lead elsewhere.
-        return Ok(vec![path::absolute(&dir).map_err(ClusterError::io("use", Path::new(&dir)))?]);
+        // The path must be absolute, because the programs run in another working directory.
+        return Ok(vec![path::absolute(&dir).map_err(ClusterError::cannot("use", Path::new(&dir)))?]);
     }
     let has_initdb = |dir: &PathBuf| dir.is_absolute() && dir.join("initdb").is_file();
     let path = env::var_os("PATH").unwrap_or_default();
     let mut dirs: Vec<PathBuf> = env::split_paths(&path).collect();
-    dirs.extend(of_debian(Path::new("/usr/lib/postgresql")));
+    dirs.extend(debian_dirs(Path::new("/usr/lib/postgresql")));
     dirs.retain(has_initdb);
     Ok(dirs)
 }
 
-fn of_debian(parent: &Path) -> impl Iterator<Item = PathBuf> {
+/// Returns the directories of programs that Debian's packages have below `parent`, the highest version first.
+fn debian_dirs(parent: &Path) -> impl Iterator<Item = PathBuf> {
     let entries = fs::read_dir(parent).into_iter().flatten().flatten();
-    let number = |entry: fs::DirEntry| Some((number(entry.file_name().to_str()?)?, entry.path()));
+    let number = |entry: fs::DirEntry| Some((leading_number(entry.file_name().to_str()?)?, entry.path()));
     let mut versions: Vec<(u32, PathBuf)> = entries.filter_map(number).collect();
     versions.sort_unstable();
     versions.into_iter().rev().map(|(_, dir)| dir.join("bin"))
 }
 
-/// Returns the directory of the programs that are named, or else of the first that are found, and a name that tells the
-/// installation from any other without running it: the file of its server, which an upgrade replaces.
-pub(super) fn first(account: &Account) -> Result<(PathBuf, String)> {
-    let complete = installations()?.into_iter().find(|dir| dir.join("postgres").is_file());
-    // If no installation is complete, `find` returns an error that says what is wrong with the programs.
-    let dir = complete.map_or_else(|| Ok(find(None, account)?.0), Ok)?;
-    let file = fs::metadata(dir.join("postgres")).map_err(ClusterError::io("read", &dir))?;
-    Ok((dir, format!("{:x}-{:x}-{:x}", file.dev(), file.ino(), file.mtime())))
-}
-
-/// Returns the major version of the programs in `dir`, which `postgres --version` prints: 15 for `postgres (PostgreSQL)
-/// 15.18 (Debian …)`. Runs it as the account that the server will run as.
-pub(super) fn version(dir: &Path, account: &Account) -> Result<u32> {
+/// Returns the major version of the programs in `dir`: 15 if `postgres --version` prints `postgres (PostgreSQL) 15.18
+/// (Debian …)`. Runs `postgres` as the account, which has to run the server later.
+fn major_version(dir: &Path, account: &Account) -> Result<u32> {
     let postgres = dir.join("postgres");
-    account.check_way(dir)?;
+    account.check_entry(dir)?;
     let fails = |why: &str| ClusterError::new(format!("{} does not start{why}", postgres.display()));
     let output = account.command(&postgres).arg("--version").current_dir("/").output();
     let output = output.map_err(|error| match error.kind() {
@@ -84,10 +75,10 @@ pub(super) fn version(dir: &Path, account: &Account) -> Result<u32> {
         _ => fails(&format!(": {error}")),
     })?;
     let [text, said] = [&output.stdout, &output.stderr].map(|said| String::from_utf8_lossy(said));
-    match text.split_once("(PostgreSQL) ").and_then(|(_, version)| number(version)) {
-        Some(major) if major >= OLDEST_MAJOR => Ok(major),
+    match text.split_once("(PostgreSQL) ").and_then(|(_, version)| leading_number(version)) {
+        Some(major) if major >= MIN_MAJOR => Ok(major),
         Some(major) => {
-            Err(ClusterError::new(format!("PostgreSQL {major} is too old: install {OLDEST_MAJOR} or newer")))
+            Err(ClusterError::new(format!("PostgreSQL {major} is too old: install {MIN_MAJOR} or newer")))
         }
         None => {
             let said = said.lines().next().unwrap_or("it said nothing");
@@ -96,8 +87,8 @@ pub(super) fn version(dir: &Path, account: &Account) -> Result<u32> {
     }
 }
 
-/// Returns the number that a text begins with: 9 of `9.6`, 17 of `17beta1`.
-pub(super) fn number(text: &str) -> Option<u32> {
+/// Returns the number that a text begins with: 9 for `9.6`, 17 for `17beta1`.
+pub(super) fn leading_number(text: &str) -> Option<u32> {
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     text[..end].parse().ok()
 }
@@ -112,7 +103,7 @@ mod tests {
         for dir in ["9.6", "10", "16", "junk"] {
             fs::create_dir_all(parent.join(dir)).unwrap();
         }
-        let found: Vec<_> = of_debian(&parent).collect();
+        let found: Vec<_> = debian_dirs(&parent).collect();
         fs::remove_dir_all(&parent).unwrap();
         assert_eq!(found, ["16/bin", "10/bin", "9.6/bin"].map(|dir| parent.join(dir)));
     }
@@ -121,7 +112,7 @@ mod tests {
     fn numbers() {
         let table = [("15.18 (Debian)", Some(15)), ("17beta1", Some(17)), ("9.6", Some(9)), ("x", None)];
         for (text, expected) in table {
-            assert_eq!(number(text), expected, "{text}");
+            assert_eq!(leading_number(text), expected, "{text}");
         }
     }
 }

@@ -1,9 +1,9 @@
-//! Users of the system, by name and by number, from `/etc/passwd`: the C library would load modules of systemd or LDAP,
+//! Users of the machine, read from `/etc/passwd`. The C library's functions would load modules of systemd or LDAP,
 //! which crash in a static program.
 
 use std::fs;
 
-/// A user of the system.
+/// A user of the machine.
 pub struct User {
     /// The name of the user.
     pub name: String,
@@ -23,10 +23,11 @@ impl User {
 
     fn find(is_meant: impl Fn(&User) -> bool) -> Option<User> {
         let file = fs::read("/etc/passwd").unwrap_or_default();
-        String::from_utf8_lossy(&file).lines().filter_map(User::of_line).find(is_meant)
+        String::from_utf8_lossy(&file).lines().filter_map(User::parse_line).find(is_meant)
     }
 
-    fn of_line(line: &str) -> Option<User> {
+    /// Parses a line of `/etc/passwd`. Returns `None` for a comment and for a line without numbers.
+    fn parse_line(line: &str) -> Option<User> {
         let mut fields = line.split(':');
         let name = fields.next()?.to_owned();
         Some(User { name, uid: fields.nth(1)?.parse().ok()?, gid: fields.next()?.parse().ok()? })
@@ -44,7 +45,9 @@ mod tests {
         assert_eq!(User::with_name("root").unwrap().uid, 0);
         assert!(User::with_name("no-such-user").is_none() && User::with_uid(4_000_000_001).is_none());
         assert!(
-            ["", "+::::::", "# a comment", "a:x:one:2"].into_iter().all(|line| User::of_line(line).is_none())
+            ["", "+::::::", "# a comment", "a:x:one:2"]
+                .into_iter()
+                .all(|line| User::parse_line(line).is_none())
         );
     }
 }
