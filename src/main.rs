@@ -1,16 +1,16 @@
-//! The command `userd`: how this process gives memory back. All else is in the library's module `cli`.
+//! The command `userd`. Sets how the process gives memory back; the library's module `cli` does all else.
 
-/// Blocks of this size and more go back to the system when they are freed: bodies, pages, hashes. glibc alone would keep
-/// blocks of up to 32 MiB; with 128 KiB here, the bodies of clients that had left took 52 MiB for good. A smaller block
-/// than a page of the system's memory, which has up to 64 KiB on arm64, would take a whole page.
-const LARGE: i32 = 16 << 10;
+/// Bytes from which on glibc gives a block of memory back to the system once it is freed, as for a body, a page or a
+/// hash. By default glibc keeps freed blocks of up to 32 MiB.
+const MIN_RETURNED_BYTES: i32 = 16 << 10;
 
 fn main() -> std::process::ExitCode {
     #[cfg(target_env = "gnu")]
     // SAFETY: the process has no other thread yet.
     unsafe {
+        // A block that is given back takes at least a page of memory, which has up to 64 KiB on arm64.
         let page = nix::libc::sysconf(nix::libc::_SC_PAGESIZE);
-        nix::libc::mallopt(nix::libc::M_MMAP_THRESHOLD, LARGE.max(page as i32));
+        nix::libc::mallopt(nix::libc::M_MMAP_THRESHOLD, MIN_RETURNED_BYTES.max(page as i32));
     }
     userd::run()
 }

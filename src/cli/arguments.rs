@@ -1,4 +1,4 @@
-//! The arguments, as clap parses them, and the variables that they set.
+//! The arguments of the command line, parsed by clap.
 
 use super::commands::{self, OPERAND, Opt, Verb, command, with_settings};
 use super::{Failure, print};
@@ -8,20 +8,21 @@ use clap::{ArgMatches, parser::ValueSource};
 use std::path::{Path, PathBuf};
 use std::{borrow::Cow, collections::BTreeMap, ffi::OsString};
 
-/// The subcommand that was given, with its options and its operand.
+/// The subcommand of the command line, with its options and its operand.
 pub struct Args {
     /// The subcommand.
     pub verb: Verb,
     matches: ArgMatches,
-    /// Variables that arguments have set, each with its source: `argument`, or the option that implies it.
+    /// Variables that the command line has set, each with its source: `argument`, or `--env-file`.
     pub assigned: BTreeMap<String, &'static str>,
 }
 
 impl Args {
-    /// Parses the name of the program and the arguments. `None` if they ask for the help or the version, which is printed.
+    /// Parses the name of the program and the arguments. If the arguments ask for the help or the version, prints it
+    /// and returns `None`.
     pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Option<Args>, Failure> {
         let arguments: Vec<OsString> = arguments.collect();
-        // Looks at the arguments before `--` alone: the arguments behind it are a command of another program.
+        // The arguments behind `--` are the command line of another program.
         let mut own = arguments.iter().take_while(|argument| *argument != "--");
         if own.any(|argument| is_connection_string(&argument.to_string_lossy())) {
             return Err(Failure::usage(
@@ -35,87 +36,78 @@ impl Args {
         let mut matches = match command().try_get_matches_from(&arguments) {
             Ok(matches) => matches,
             Err(error) if !error.use_stderr() => return print(with_settings(&error)).map(|()| None),
-            Err(error) => return Err(Failure::usage(problem(error, &arguments))),
+            Err(error) => return Err(Failure::usage(describe_problem(error))),
         };
         let (verb, matches) = matches.remove_subcommand().unwrap_or((String::new(), matches));
-        let verb = commands::verb(&verb);
+        let verb = commands::find_verb(&verb);
         Ok(Some(Args { verb, matches, assigned: BTreeMap::new() }))
     }
 
-    /// Returns whether an option was given.
+    /// Returns whether the command line has an option.
     pub fn has(&self, option: Opt) -> bool {
         let known = self.matches.try_contains_id(option.id()).unwrap_or_default();
         known && self.matches.value_source(option.id()) == Some(ValueSource::CommandLine)
     }
 
-    /// Returns the value of an option, or the operand; the last one if it was given more than once.
+    /// Returns the value of an option or the operand. Returns the last value of an option that is there several times.
     pub fn value(&self, option: Opt) -> Option<&Path> {
         self.occurrences(option).flatten().last()
     }
 
-    /// Returns the value of each occurrence of an option that may have none.
+    /// Returns the value of each occurrence of an option, `None` for an occurrence without a value.
     pub fn occurrences(&self, option: Opt) -> impl Iterator<Item = Option<&Path>> {
         let occurrences = self.matches.try_get_occurrences::<PathBuf>(option.id()).ok().flatten();
         occurrences.into_iter().flatten().map(|mut values| values.next().map(PathBuf::as_path))
     }
 
-    /// Returns the command that follows `--`, with its arguments.
+    /// Returns the command behind `--`, with its arguments.
     pub fn command(&self) -> Vec<&OsString> {
         self.matches.get_many(OPERAND.id()).into_iter().flatten().collect()
     }
 
-    /// Returns the operand as a word; empty if there is none.
-    pub fn word(&self) -> Cow<'_, str> {
+    /// Returns the operand as a word, which is empty if there is no operand.
+    pub fn operand_word(&self) -> Cow<'_, str> {
         self.value(OPERAND).map(Path::to_string_lossy).unwrap_or_default()
     }
 
-    /// Returns the directory of the private cluster; `None` without `--embedded`. The default for root is a directory that
+    /// Returns the directory of the private cluster, or `None` without `--embedded`. Root's default is a directory that
     /// PostgreSQL's user can enter.
-    pub fn dir(&self) -> Option<PathBuf> {
+    pub fn embedded_dir(&self) -> Option<PathBuf> {
         let is_root = nix::unistd::Uid::effective().is_root();
         let default = Path::new(if is_root { "/var/lib/userd" } else { "userd-data" });
         self.has(commands::EMBEDDED).then(|| self.value(commands::EMBEDDED).unwrap_or(default).to_owned())
     }
 
-    /// Returns the operand as a file; `None` for standard input or output (`-`, or no operand).
-    pub fn file(&self) -> Option<&Path> {
+    /// Returns the operand as a file, or `None` for standard input or output (`-`, or no operand).
+    pub fn operand_file(&self) -> Option<&Path> {
         self.value(OPERAND).filter(|file| *file != "-")
     }
 
-    /// Returns the format of `--format`, or else of the file's name.
+    /// Returns the format that `--format` or the file's name says.
     pub fn format(&self) -> Option<Format> {
         match self.value(commands::FORMAT) {
             Some(format) if format == "csv" => Some(Format::Csv),
             Some(_) => Some(Format::Ndjson),
             None => {
-                let extension = self.file().and_then(Path::extension);
+                let extension = self.operand_file().and_then(Path::extension);
                 extension.filter(|end| end.eq_ignore_ascii_case("csv")).map(|_| Format::Csv)
             }
         }
     }
 }
 
-/// Returns clap's message about arguments. A stray argument may be a secret: it is not repeated.
-fn problem(mut error: Error, arguments: &[OsString]) -> String {
+/// Returns clap's message about wrong arguments. The message repeats no argument, as an argument may be a secret.
+fn describe_problem(mut error: Error) -> String {
     let kind = match error.kind() {
         ErrorKind::UnknownArgument => ContextKind::InvalidArg,
-        ErrorKind::InvalidSubcommand => ContextKind::InvalidSubcommand,
+        ErrorKind::InvalidSubcommand | ErrorKind::ArgumentConflict => ContextKind::InvalidSubcommand,
         _ => ContextKind::InvalidValue,
     };
-    let is_stray = |kind| {
-        let named = error.get(kind).map(ToString::to_string);
-        named.is_some_and(|named| !named.starts_with('-') && command().find_subcommand(&named).is_none())
-    };
-    let has_embedded = arguments.iter().any(|argument| argument == commands::EMBEDDED.id());
-    if has_embedded && (is_stray(ContextKind::InvalidSubcommand) || is_stray(ContextKind::InvalidArg)) {
-        return "a directory stands behind '=': --embedded=DIR".to_owned();
-    }
-    // Replaces the value by `…`, as it may be a secret. A missing value, which clap reports as an empty text, stays as
-    // it is.
+    // An empty text stays: clap reports a missing value by an empty text.
     if error.get(kind).is_some_and(|argument| !argument.to_string().is_empty()) {
         error.insert(kind, ContextValue::String("…".to_owned()));
     }
-    // Removes the advice to write the argument behind `--`.
+    // Removes clap's advice to write a wrong argument behind `--`.
     error.remove(ContextKind::Suggested);
     error.to_string().trim_start_matches("error: ").trim_end().to_owned()
 }
@@ -138,6 +130,7 @@ mod tests {
             ("import --skip-exist", "found tip: a similar argument exists: '--skip-existing'"),
             ("config --prot=1", "found tip: a similar argument exists: '--port'"),
             ("hunter2", "unrecognized subcommand '…'"),
+            ("--embedded hunter2", "the subcommand '…' cannot be used with '--embedded[=<DIR>]'"),
             ("--Hunter2", "unexpected argument '…' found"),
             ("-xhunter2", "unexpected argument '…' found"),
             ("export a hunter2", "unexpected argument '…' found"),
@@ -169,12 +162,10 @@ mod tests {
             ("--embedded=~", home),
             ("--env-file=~/x check", home),
             ("export --embedded=~/x", home),
-            ("--embedded ./data", "a directory stands behind '=': --embedded=DIR"),
-            ("--embedded /srv/data --port=0", "a directory stands behind '=': --embedded=DIR"),
-            ("check --embedded ../data", "a directory stands behind '=': --embedded=DIR"),
-            ("--embedded data", "a directory stands behind '=': --embedded=DIR"),
+            ("--embedded ./data", "the subcommand '…' cannot be used with '--embedded[=<DIR>]'"),
+            ("check --embedded ../data", "unexpected argument '…' found"),
             ("--embedded --seed=./data", "unexpected argument '…' found"),
-            ("--embedded export", "the subcommand 'export' cannot be used with"),
+            ("--embedded export", "the subcommand '…' cannot be used with"),
         ] {
             let problem = parse(line).err().unwrap_or_else(|| panic!("{line}"));
             assert!(problem.starts_with(expected), "{line}: {problem}");
@@ -216,7 +207,7 @@ mod tests {
         ];
         for (line, format, file) in rows {
             let args = parse(line).unwrap_or_else(|problem| panic!("{line}: {problem}"));
-            let found = (export::options(&args).format, args.file(), args.dir());
+            let found = (export::options(&args).format, args.operand_file(), args.embedded_dir());
             assert_eq!(found, (format, file.map(Path::new), None), "{line}");
         }
         let wrong = [

@@ -1,27 +1,27 @@
-//! The table of subcommands and options, as clap's commands. Parsing, `--help`, the manual page and the completion of
-//! shells are made from it.
+//! The tables of subcommands and options, and clap's command that is made from them. clap parses arguments, and makes
+//! `--help`, the manual page and the completion of shells.
 //!
-//! To add an option: a row here; the file of its subcommand asks `Args` for it. To add a subcommand: a row here, and the
-//! arm in `execute` of the module above that the compiler asks for.
+//! To add an option, write a row here, and ask `Args` for the option in the file of the subcommand. To add a
+//! subcommand, write a row here, and an arm in `execute` of the module above.
 
 use crate::config::SETTINGS;
 use clap::builder::{OsStringValueParser, PathBufValueParser, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, ArgAction, Command};
 use std::path::PathBuf;
 
-/// Options that set variables. Their help is that of the variables.
+/// Options that set variables, each with its variable, whose help is the help of the option.
 pub const VARIABLES: [(Opt, &str); 3] = [(HOST, "HOST"), (PORT, "PORT"), (POSTGRES, "POSTGRES_BIN")];
 
-/// Name of the subcommand whose own failures have exit codes of their own.
+/// Name of the subcommand `userd test`, whose failures have exit codes of their own.
 pub const TEST: &str = "test";
 
 /// Width of the help in columns.
 const HELP_COLUMNS: usize = 100;
 
-/// Placeholder of the table of settings, which clap would wrap.
+/// Placeholder in clap's help for the table of settings, whose lines clap would wrap.
 const SETTINGS_PLACEHOLDER: &str = "{settings}";
 
-/// Meanings of the exit code.
+/// The meanings of the exit codes.
 pub const EXIT_STATUS: &str = "\
 0: done; of the service: SIGTERM, SIGHUP or Ctrl-C has ended it, and all requests in flight were answered (a signal a \
 second later ends it at once). 1: the service could not start or go on; a line was refused by an import; a check found a \
@@ -29,7 +29,7 @@ problem. 2: an argument or a variable cannot be used. Of `userd test`: the code 
 `userd test` itself failed, 126: COMMAND cannot be executed, 127: COMMAND was not found. 130, 143: ended by SIGINT or SIGTERM; nothing of an export or an \
 import is left. 141: the reader of an export's standard output has closed it.";
 
-/// Declares the subcommands, and the table of each one's name, operand and help. `a|b`: the operand is one of these words.
+/// Declares the subcommands, and the table of their names, operands and helps. An operand `a|b` is one of these words.
 macro_rules! verbs {
     ($($verb:ident $name:tt $operand:literal: $about:literal;)+) => {
         /// A subcommand, or the service itself.
@@ -61,7 +61,7 @@ verbs! {
     Completion "completion" "bash|zsh|fish": "print what makes a shell complete arguments";
 }
 
-/// An option, or the operand, of a subcommand.
+/// An option of a subcommand, or its operand.
 #[derive(Clone, Copy)]
 pub struct Opt(&'static str);
 
@@ -75,8 +75,8 @@ impl Opt {
 /// The operand of a subcommand.
 pub const OPERAND: Opt = Opt("operand");
 
-/// Declares a constant for each option, and the table of the subcommands that have it, its value and its help. An empty help
-/// is that of the option's setting. `[=DIR]`: the value may be missing; `on|off`: the value is one of these words.
+/// Declares a constant for each option, and the table of options: subcommands, value and help. An option without a help
+/// has the help of its setting. The value `[=DIR]` may be missing; the value `on|off` is one of these words.
 macro_rules! options {
     ($($option:ident $name:literal: $([$($verb:ident)+] $value:literal $help:literal;)+)+) => {
         $(pub const $option: Opt = Opt($name);)+
@@ -127,7 +127,7 @@ options! {
         rollback takes back";
 }
 
-/// Returns the command with its subcommands.
+/// Returns clap's command `userd` with its subcommands.
 pub fn command() -> Command {
     Command::new("userd")
         .version(version())
@@ -150,14 +150,14 @@ pub fn command() -> Command {
         })
 }
 
-/// Returns the version, the commit if the build was given one, and the machine.
+/// Returns the version, the commit if the build knows one, and the machine.
 fn version() -> &'static str {
     let [(_, version), (_, commit), (_, machine)] = crate::metrics::build();
     let separator = if commit.is_empty() { "" } else { ", " };
     format!("{version} ({commit}{separator}{machine})").leak()
 }
 
-/// Returns the subcommand of a row.
+/// Returns clap's subcommand for a row of the table.
 fn subcommand(&(verb, name, operand, about): &(Verb, &'static str, &'static str, &'static str)) -> Command {
     let arg = Arg::new(OPERAND.0).required(!operand.starts_with('['));
     let arg = (!operand.is_empty()).then(|| with_value(arg, operand.trim_matches(['[', ']'])));
@@ -169,8 +169,8 @@ fn subcommand(&(verb, name, operand, about): &(Verb, &'static str, &'static str,
         .args(arg)
 }
 
-/// Returns the subcommand of a name; the service if it is empty.
-pub fn verb(name: &str) -> Verb {
+/// Returns the subcommand of this name, or the service for an empty name.
+pub fn find_verb(name: &str) -> Verb {
     VERBS.iter().find(|row| row.1 == name).map_or(Verb::Service, |row| row.0)
 }
 
@@ -180,7 +180,7 @@ fn options(verb: Verb) -> impl Iterator<Item = Arg> {
     rows.map(|&(option, _, value, help)| self::option(option.0, value, help))
 }
 
-/// Returns the option of a row. An empty value is refused.
+/// Returns clap's option for a row of the table.
 fn option(name: &'static str, value: &'static str, help: &'static str) -> Arg {
     let value_name = value.trim_matches(['[', '=', ']']);
     let setting = SETTINGS.iter().find(|setting| setting.variable == value_name);
@@ -194,7 +194,8 @@ fn option(name: &'static str, value: &'static str, help: &'static str) -> Arg {
     with_value(arg, value_name)
 }
 
-/// Returns an argument with a value of this name: a path, or one of the words of `on|off`.
+/// Returns an argument with a value of this name: one of its words if the name is as `on|off`, else a path. An empty
+/// path is refused.
 fn with_value(arg: Arg, name: &'static str) -> Arg {
     let arg = arg.value_name(name);
     if name.contains('|') {
@@ -203,7 +204,7 @@ fn with_value(arg: Arg, name: &'static str) -> Arg {
     arg.value_parser(PathBufValueParser::new())
 }
 
-/// Returns clap's help, with the table of settings in its place.
+/// Returns clap's help with the table of settings in place of its placeholder.
 pub fn with_settings(help: &clap::Error) -> String {
     let rows = SETTINGS.iter().map(|setting| {
         let default = setting.default().unwrap_or_else(|| "-".to_owned());

@@ -1,40 +1,42 @@
-//! The private cluster of `--embedded`. The service starts its server; subcommands (export, import, migrate, …) join the
-//! server that runs, or start one.
+//! The private cluster of `--embedded`. The service starts the cluster's server. Subcommands (export, import, migrate,
+//! …) use the server that runs, or start it.
 
 use super::{Failure, arguments::Args, commands::Verb, environment, privileges, signals};
 use crate::private_postgres::{self, Cluster};
 use crate::{Config, Database};
 
-/// Opens the private cluster of `--embedded`, if that is given, and makes it the database of `config`. Its server runs for
-/// as long as the value is kept. `make`: a missing cluster is made. Blocks until the server accepts connections.
+/// Opens the private cluster, and makes it the database of `config`. Returns `None` without `--embedded`. The server
+/// runs until the returned value is dropped. With `make`, a missing cluster is made. Blocks until the server accepts
+/// connections.
 ///
-/// A process of root's is the cluster's account from then on: a socket that the account replaces leads it nowhere. An
-/// export stays root, who finishes its file, and connects within [`Account::with_rights`](private_postgres::Account::with_rights).
-pub fn open(args: &Args, config: &mut Config, make: bool) -> Result<Option<Cluster>, Failure> {
-    let Some(dir) = args.dir() else { return Ok(None) };
+/// A process of root's becomes the cluster's account, so that a socket which the account replaces leads root nowhere.
+/// Only an export stays root, to finish its file, and connects within
+/// [`Account::with_rights`](private_postgres::Account::with_rights).
+pub fn open_cluster(args: &Args, config: &mut Config, make: bool) -> Result<Option<Cluster>, Failure> {
+    let Some(dir) = args.embedded_dir() else { return Ok(None) };
     if !make {
         private_postgres::check(&dir).map_err(Failure::runtime)?;
     }
-    // Keeps the server for the handler of signals: a signal ends the server, too.
+    // Tells the handler of signals the server, which a signal has to end, too.
     let go_on = |server| {
         signals::REMAINS.lock().server = server;
         signals::interruption().is_none()
     };
-    // The server gets some more sessions than the pool, for migrations and psql.
+    // The server allows ten more sessions than the pool has, for migrations and psql.
     let opened = Cluster::open(&dir, config.db_pool_size + 10, args.verb != Verb::Service, go_on);
     signals::REMAINS.lock().server = opened.as_ref().ok().and_then(Cluster::pid);
     let cluster =
         opened.map_err(|error| signals::interruption().unwrap_or_else(|| Failure::runtime(error)))?;
     if args.verb != Verb::Export {
-        privileges::give_up(&cluster.account).map_err(Failure::runtime)?;
+        privileges::give_up_root(&cluster.account).map_err(Failure::runtime)?;
     }
     config.database = Database::Url(cluster.connection_string("postgres").into());
     Ok(Some(cluster))
 }
 
-/// Returns the configuration, and the private cluster that it needs, if one is given.
-pub fn database(args: &Args, make: bool) -> Result<(Config, Option<Cluster>), Failure> {
-    let mut config = environment::config(args).map_err(Failure::usage)?;
-    let cluster = open(args, &mut config, make)?;
+/// Returns the configuration, and the private cluster if there is `--embedded`. Blocks as [`open_cluster`] does.
+pub fn open_database(args: &Args, make: bool) -> Result<(Config, Option<Cluster>), Failure> {
+    let mut config = environment::read_config(args).map_err(Failure::usage)?;
+    let cluster = open_cluster(args, &mut config, make)?;
     Ok((config, cluster))
 }

@@ -4,22 +4,21 @@ use super::{Failure, arguments::Args, commands, embedded, output::Output};
 use crate::transfer::{self, Export, Format, TransferError};
 use std::io;
 
-/// Exit code that a shell reports for a program that a closed pipe has ended.
-const CLOSED_PIPE: u8 = 128 + 13;
+/// The exit code that a shell reports for a program which SIGPIPE, the signal of a closed pipe, has ended.
+const CLOSED_PIPE_CODE: u8 = 128 + 13;
 
-/// Returns the options that the arguments ask for.
+/// Returns the options of the export from the arguments.
 pub fn options(args: &Args) -> Export {
     let for_spreadsheets = args.has(commands::FOR_SPREADSHEETS);
     let format = if for_spreadsheets { Format::Csv } else { args.format().unwrap_or(Format::Ndjson) };
     Export { format, with_password_hashes: args.has(commands::WITH_PASSWORD_HASHES), for_spreadsheets }
 }
 
-/// Writes all users of the database, or of the private cluster if one is given, to a file or to standard output. Blocks
-/// until they are written.
+/// Writes all users of the database to a file or to standard output. Blocks until all users are written.
 pub fn export(args: &Args) -> Result<(), Failure> {
     let options = options(args);
-    let mut output = Output::open(args.file(), options.with_password_hashes)?;
-    let (config, cluster) = embedded::database(args, false)?;
+    let mut output = Output::open(args.operand_file(), options.with_password_hashes)?;
+    let (config, cluster) = embedded::open_database(args, false)?;
     let mut export = || transfer::export(&config, options, &mut output.to);
     let exported = match &cluster {
         Some(cluster) => cluster.account.with_rights(export),
@@ -28,11 +27,11 @@ pub fn export(args: &Args) -> Result<(), Failure> {
     exported.and_then(|()| output.finish().map_err(TransferError::Write)).map_err(failure)
 }
 
-/// Returns the failure of an export. The line is empty if the reader has closed the output, as `head` does.
+/// Returns the failure of an export. The failure has no line if the reader has closed the output, as `head` does.
 fn failure(error: TransferError) -> Failure {
     match error {
         TransferError::Write(error) if error.kind() == io::ErrorKind::BrokenPipe => {
-            Failure { code: CLOSED_PIPE, line: String::new() }
+            Failure { code: CLOSED_PIPE_CODE, line: String::new() }
         }
         TransferError::Start(error) => error.into(),
         error => Failure::runtime(error),

@@ -1,44 +1,45 @@
-//! `userd healthcheck`: asks the server that the same variables start. Knows its address, and enough of HTTP to read an
-//! answer.
+//! `userd healthcheck`: asks the server at the configured address whether it is ready. Knows as much of HTTP as the
+//! answer needs.
 
-use super::signals::{exit, spawn};
+use super::signals::{exit_now, spawn_thread};
 use super::{Failure, arguments::Args, environment};
 use crate::{Config, server};
 use std::io::{self, Read, Write};
 use std::{net::TcpStream, os::unix::net::UnixStream, thread, time::Duration};
 
-/// Age in seconds of the oldest probe whose result counts. The first request for `/readyz` causes a new probe.
-const FRESH_SECONDS: u64 = 5;
+/// Answers that come from an older probe of the database are not believed. A request for `/readyz` starts a new probe
+/// if the last probe is old.
+const MAX_PROBE_AGE_SECONDS: u64 = 5;
 
 /// Pause between two requests.
-const QUESTION_PAUSE: Duration = Duration::from_millis(100);
+const REQUEST_PAUSE: Duration = Duration::from_millis(100);
 
-/// The most bytes of an answer that are read. An answer of userd has some 300.
-const ANSWER_BYTES: u64 = 4096;
+/// The most bytes of an answer that are read. userd's answers have some 300 bytes.
+const MAX_ANSWER_BYTES: u64 = 4096;
 
-/// Asks the server whether the service is ready, again and again until the answer comes from a recent probe of the
-/// database. Blocks for up to the `request_timeout`.
+/// Asks the server whether it is ready. Repeats the request until the answer comes from a recent probe of the database.
+/// Blocks for up to the `request_timeout`.
 pub fn healthcheck(args: &Args) -> Result<(), Failure> {
-    let Config { host, port, limits, .. } = environment::config(args).map_err(Failure::usage)?;
+    let Config { host, port, limits, .. } = environment::read_config(args).map_err(Failure::usage)?;
     let late = format!("no answer from {} in time", server::address(&host, port));
-    // A thread ends the process at the time-out: neither a connect nor reading from a server that sends one byte
-    // at a time has a bound of its own.
-    spawn("deadline", move || {
+    // A thread ends the process at the time-out, because a connect and an answer that comes byte by byte have no
+    // time-out of their own.
+    spawn_thread("deadline", move || {
         thread::sleep(limits.request_timeout);
-        exit(1, &late);
+        exit_now(1, &late);
     })?;
-    while ask(&host, port).map_err(Failure::runtime)? >= FRESH_SECONDS {
-        thread::sleep(QUESTION_PAUSE);
+    while request_readiness(&host, port).map_err(Failure::runtime)? >= MAX_PROBE_AGE_SECONDS {
+        thread::sleep(REQUEST_PAUSE);
     }
     Ok(())
 }
 
-/// Returns the seconds since the database answered, if the service is ready.
-fn ask(host: &str, port: u16) -> Result<u64, String> {
+/// Returns the age of the last probe of the database in seconds. Fails if the service is not ready.
+fn request_readiness(host: &str, port: u16) -> Result<u64, String> {
     let connect = || TcpStream::connect(&*server::addresses(host, port)?);
     let answer = match host.strip_prefix("unix:") {
-        Some(path) => UnixStream::connect(path).and_then(exchange),
-        None => connect().and_then(exchange),
+        Some(path) => UnixStream::connect(path).and_then(get_readyz),
+        None => connect().and_then(get_readyz),
     };
     let address = server::address(host, port);
     let answer = answer.map_err(|error| {
@@ -52,9 +53,9 @@ fn ask(host: &str, port: u16) -> Result<u64, String> {
     }
 }
 
-fn exchange(mut stream: impl Read + Write) -> io::Result<String> {
+fn get_readyz(mut stream: impl Read + Write) -> io::Result<String> {
     stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
     let mut answer = String::new();
-    stream.take(ANSWER_BYTES).read_to_string(&mut answer)?;
+    stream.take(MAX_ANSWER_BYTES).read_to_string(&mut answer)?;
     Ok(answer)
 }

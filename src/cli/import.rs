@@ -8,10 +8,10 @@ use log::Level;
 use std::io::{self, Write};
 use std::{fs::File, mem, path::Path};
 
-/// Imports the users of a file, or of standard input, and reports each line that is refused. A private cluster that is
-/// missing is made and migrated, except for a dry run. Blocks until that is done.
+/// Imports the users of a file or of standard input, and reports refused lines. Makes and migrates a private cluster
+/// that is missing, unless the import is a dry run. Blocks until the import has ended.
 pub fn import(args: &Args) -> Result<(), Failure> {
-    let map = args.value(commands::MAP).map(|map| mapping(&map.to_string_lossy())).transpose();
+    let map = args.value(commands::MAP).map(|map| parse_mapping(&map.to_string_lossy())).transpose();
     let options = Import {
         format: args.format(),
         map: map.map_err(|problem| Failure::usage(format!("--map {problem}")))?,
@@ -24,25 +24,26 @@ pub fn import(args: &Args) -> Result<(), Failure> {
         clear_passwords: args.has(commands::CLEAR_PASSWORDS),
         requires_ids: args.has(commands::KEEP_IDS),
     };
-    let file = args.file();
+    let file = args.operand_file();
     let opened = match file {
         Some(file) => File::open(file),
         None => nix::unistd::dup(io::stdin()).map(File::from).map_err(io::Error::from),
     };
-    let input = opened.map_err(|error| unreadable_file(file.unwrap_or(Path::new("-")), error))?;
-    let (config, cluster) = embedded::database(args, !options.dry_run)?;
+    let input = opened.map_err(|error| unreadable_failure(file.unwrap_or(Path::new("-")), error))?;
+    let (config, cluster) = embedded::open_database(args, !options.dry_run)?;
     if cluster.is_some() && !options.dry_run {
         check::migrate(&config, false)?;
     }
-    // From the commit on, a signal has no effect: its handler waits for this lock, which is never released.
+    // Before the commit, takes a lock and never releases it. The handler of signals waits for this lock, so that no
+    // signal ends the process after the commit.
     let imported = transfer::import(&config, &options, input, || mem::forget(signals::REMAINS.lock()));
-    let done = outcome(&options, imported)?;
+    let done = report_outcome(&options, imported)?;
     let _ = writeln!(io::stdout(), "{done}");
     Ok(())
 }
 
-/// Parses `name=displayName,email=emails.0.value`. The error says what is wrong with the text.
-fn mapping(text: &str) -> Result<Mapping, String> {
+/// Parses a mapping such as `name=displayName,email=emails.0.value`. The error says what is wrong with the text.
+fn parse_mapping(text: &str) -> Result<Mapping, String> {
     let pair = |pair: &str| {
         let (field, path) = pair.split_once('=')?;
         let field = fields().find(|known| *known == field.trim())?;
@@ -58,20 +59,22 @@ fn mapping(text: &str) -> Result<Mapping, String> {
     })
 }
 
-pub fn unreadable_file(file: &Path, error: io::Error) -> Failure {
+/// Returns the failure of a file of users that cannot be read.
+pub fn unreadable_failure(file: &Path, error: io::Error) -> Failure {
     let file = file.display();
     Failure::runtime(format!("cannot read {file}: {error}; `userd help import` says what it reads"))
 }
 
-/// Writes the refused lines to standard error, which may be a terminal that is closed, and returns the line that says how
-/// many users were imported. An error if there are none because of the refused lines.
-fn outcome(options: &Import, imported: Result<Imported, TransferError>) -> Result<String, Failure> {
+/// Writes the refused lines to standard error. Returns the line that says how many users were imported. Fails if no
+/// user was imported because lines were refused.
+fn report_outcome(options: &Import, imported: Result<Imported, TransferError>) -> Result<String, Failure> {
     let Imported { users, existing, refused, problems, unit, left_out } =
         imported.map_err(|error| match error {
             TransferError::Start(error) => error.into(),
             error @ TransferError::Uncertain(_) => Failure::runtime(error),
             error => Failure::runtime(format!("{error}; nothing was imported")),
         })?;
+    // An error is ignored: standard error may be a terminal that is closed.
     let complain = |line| _ = writeln!(io::stderr(), "{}", with_priority(Level::Warn, line));
     for (number, problem) in &problems {
         complain(format!("{unit} {number}: {problem}"));

@@ -1,9 +1,9 @@
-//! The log on standard error: text as simplelog formats it, lines for systemd's journal, or JSON, one object a line.
+//! The log on standard error: text that simplelog formats, lines for systemd's journal, or JSON with one object a line.
 //!
-//! A thread writes the lines that gather in a few milliseconds, so that a worker makes no system call for the line of a
-//! request. If standard error is stuck, requests go on, and lines are dropped and counted.
+//! A thread collects lines for a few milliseconds and writes them together, so that a worker makes no system call for a
+//! request's line. If standard error is stuck, requests go on, and the log drops and counts lines.
 
-use super::{Failure, environment, signals::spawn};
+use super::{Failure, environment, signals::spawn_thread};
 use log::kv::{Key, Value};
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use nix::sys::stat::fstat;
@@ -20,42 +20,42 @@ use std::time::{Duration, Instant};
 use std::{panic, thread};
 use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::format_description};
 
-/// Pause between two writes, in which lines gather under load. It bounds how often the thread is woken.
+/// Pause between two writes of the thread, in which lines collect. It bounds how often the thread wakes up.
 const WRITE_PAUSE: Duration = Duration::from_millis(10);
 
-/// The most bytes that gather while standard error is stuck.
+/// The most bytes of lines that wait while standard error is stuck. Further lines are dropped.
 const MAX_WAITING_BYTES: usize = 1 << 20;
 
-/// Bytes that nearly all lines fit in.
-const USUAL_BYTES: usize = 256;
+/// Bytes that suffice for most lines.
+const USUAL_LINE_BYTES: usize = 256;
 
-/// Bytes of the lines that gather.
+/// Bytes of the lines that wait for the thread.
 static WAITING_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// Number of lines that were dropped and are not reported yet.
+/// Number of lines that the log has dropped and not yet reported.
 static DROPPED_LINES: AtomicUsize = AtomicUsize::new(0);
 
-/// True if the log on standard error is in JSON; not set if standard error gets no log.
+/// True if the log on standard error is in JSON. Not set if standard error has no log.
 pub static IS_JSON: OnceLock<bool> = OnceLock::new();
 
-/// True if standard error is a stream of systemd's journal, for a log in text. A shell may have redirected it, which leaves
-/// the variable as it was.
+/// True if the log is text and standard error is a stream of systemd's journal. Compares the stream with
+/// `JOURNAL_STREAM`, because a shell may have redirected standard error.
 static IS_JOURNAL: LazyLock<bool> = LazyLock::new(|| {
-    let is_text = environment::value("LOG_FORMAT").is_none_or(|format| format != "json");
-    let stream = environment::value("JOURNAL_STREAM").filter(|_| is_text);
+    let is_text = environment::variable("LOG_FORMAT").is_none_or(|format| format != "json");
+    let stream = environment::variable("JOURNAL_STREAM").filter(|_| is_text);
     fstat(io::stderr()).is_ok_and(|found| stream == Some(format!("{}:{}", found.st_dev, found.st_ino).into()))
 });
 
-/// Names of the values that a line of the log has beside its message. The values of the first five names, if a line has
-/// them, are in its message, too.
+/// Names of the values that a record of the log may have beside its message. The message has the values of the first
+/// five names, too.
 const VALUE_NAMES: [&str; 8] =
     ["method", "path", "status", "duration_ms", "bytes", "token", "client", "request_id"];
 
-/// Format of times: UTC, with microseconds, all of one width.
+/// Format of times: UTC with microseconds, so that all times have one width.
 const TIME_FORMAT: &[BorrowedFormatItem] =
     format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z");
 
-/// Returns the value of a variable.
+/// A function that returns the value of a setting.
 type Lookup<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
 /// Logs on standard error, as [`log_to`] does.
@@ -66,15 +66,16 @@ pub fn log_to_stderr(lookup: Lookup) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Logs userd's own lines alone: other crates log statements with their parameters, passwords among them. The settings say
-/// which lines, and whether each one is an object with `time`, `level`, `message`, and the values that the line has. Returns
-/// whether it is.
+/// Starts the log, which calls `write` with its lines. `LOG_LEVEL` and `LOG_FORMAT` say which lines, and in which
+/// format. Returns whether the format is JSON.
+///
+/// Only records of userd are logged, because other crates log statements with their parameters, among them passwords.
 pub fn log_to(lookup: Lookup, mut write: impl FnMut(&[u8]) + Send + 'static) -> Result<bool, Failure> {
     let level = lookup("LOG_LEVEL").and_then(|level| level.to_str()?.parse().ok());
     let level = level.unwrap_or(LevelFilter::Info);
     let is_json = lookup("LOG_FORMAT").is_some_and(|format| format == "json");
     let (lines, gathered) = mpsc::channel::<Vec<u8>>();
-    spawn("log", move || {
+    spawn_thread("log", move || {
         while let Ok(mut text) = gathered.recv() {
             gathered.try_iter().for_each(|line| text.extend_from_slice(&line));
             write(&text);
@@ -105,7 +106,8 @@ pub fn log_to(lookup: Lookup, mut write: impl FnMut(&[u8]) + Send + 'static) -> 
     Ok(is_json)
 }
 
-/// Returns lines for standard error. If that is the journal, each line begins with its priority, as in sd-daemon(3).
+/// Returns lines for standard error. If standard error is the journal, each line begins with its priority
+/// (sd-daemon(3)).
 pub fn with_priority(level: Level, text: String) -> String {
     if !*IS_JOURNAL {
         return text;
@@ -130,11 +132,12 @@ impl Log for Logger {
     }
 
     fn log(&self, record: &Record) {
-        let line = if self.is_json { json(record) } else { with_priority(record.level(), text(record)) };
+        let line =
+            if self.is_json { to_json(record) } else { with_priority(record.level(), to_text(record)) };
         self.lines.log(&record.to_builder().args(format_args!("{line}")).build());
     }
 
-    /// Blocks until the lines logged so far are written, at most for a second.
+    /// Blocks until all lines are written, but for no longer than a second.
     fn flush(&self) {
         let deadline = Instant::now() + Duration::from_secs(1);
         while WAITING_BYTES.load(SeqCst) > 0 && Instant::now() < deadline {
@@ -143,53 +146,53 @@ impl Log for Logger {
     }
 }
 
-/// Writer that passes lines on to the thread that writes them.
+/// A writer that passes lines on to the thread of the log.
 struct Lines(mpsc::Sender<Vec<u8>>);
 
 impl Write for Lines {
-    /// Passes lines on to the thread, unless too many lines wait.
+    /// Passes lines on to the thread. Drops them if too many lines wait.
     fn write(&mut self, lines: &[u8]) -> io::Result<usize> {
         if WAITING_BYTES.load(SeqCst) > MAX_WAITING_BYTES {
             DROPPED_LINES.fetch_add(1, SeqCst);
         } else {
             WAITING_BYTES.fetch_add(lines.len(), SeqCst);
-            // Sending does not fail: the receiving thread ends with the process.
+            // An error is ignored: the receiving thread ends with the process.
             let _ = self.0.send(lines.to_vec());
         }
         Ok(lines.len())
     }
 
-    /// Does nothing: the thread flushes the lines that it writes.
+    /// Does nothing, because the thread writes each line soon.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
 }
 
-/// Returns the values of a record that have these names. The empty text stands for none.
-fn values<'r>(record: &'r Record, names: &'r [&str]) -> impl Iterator<Item = (&'r str, Value<'r>)> {
+/// Returns the values of a record with these names. Leaves out a value that is an empty text.
+fn values_named<'r>(record: &'r Record, names: &'r [&str]) -> impl Iterator<Item = (&'r str, Value<'r>)> {
     names.iter().filter_map(|name| {
         let value = record.key_values().get(Key::from_str(name))?;
         (value.to_borrowed_str() != Some("")).then_some((*name, value))
     })
 }
 
-/// Returns the message of a record, and the values that the message does not have.
-fn text(record: &Record) -> String {
-    let mut line = String::with_capacity(USUAL_BYTES);
+/// Formats a record as text: its message, and the values that the message does not have.
+fn to_text(record: &Record) -> String {
+    let mut line = String::with_capacity(USUAL_LINE_BYTES);
     let mut add = |text: fmt::Arguments| line.write_fmt(text).expect("a String takes all");
     add(*record.args());
-    values(record, &VALUE_NAMES[5..]).for_each(|(name, value)| add(format_args!(" {name}={value}")));
+    values_named(record, &VALUE_NAMES[5..]).for_each(|(name, value)| add(format_args!(" {name}={value}")));
     line
 }
 
-/// Returns a record as an object in a line: numbers as numbers, all else as text.
-fn json(record: &Record) -> String {
+/// Formats a record as one line with a JSON object. Numbers stay numbers, and all other values become texts.
+fn to_json(record: &Record) -> String {
     let mut object = serde_json::json!({
         "time": OffsetDateTime::now_utc().format(TIME_FORMAT).unwrap_or_default(),
         "level": record.level().as_str().to_ascii_lowercase(),
         "message": record.args().to_string(),
     });
-    for (name, value) in values(record, &VALUE_NAMES) {
+    for (name, value) in values_named(record, &VALUE_NAMES) {
         object[name] = match (value.to_u64(), value.to_f64()) {
             (Some(number), _) => number.into(),
             (None, Some(number)) => ((number * 1e3).round() / 1e3).into(),
@@ -214,7 +217,7 @@ mod tests {
             ("request_id", Value::from_display(&"an-id")),
         ];
         let record = Record::builder().args(format_args!("two\nlines")).key_values(&pairs).build();
-        let line = super::json(&record);
+        let line = to_json(&record);
         assert!(!line.contains('\n'), "{line}");
         let mut value: Json = serde_json::from_str(&line).unwrap();
         let time = value.as_object_mut().unwrap().remove("time").unwrap();

@@ -1,4 +1,4 @@
-//! The commands and the table of settings as a manual page, and as the completion of a shell.
+//! Prints the manual page and the scripts for the completion of shells, from the tables of options and settings.
 
 use super::commands::{EXIT_STATUS, command};
 use super::{Failure, arguments::Args, print};
@@ -8,18 +8,18 @@ use clap_mangen::Man;
 use clap_mangen::roff::{Roff, roman};
 use std::io;
 
-/// Prints the manual page. The options of all commands are on it, not on pages of their own.
+/// Prints the manual page userd(1), which has the options of all subcommands.
 pub fn man() -> Result<(), Failure> {
-    print(page().map_err(Failure::runtime)?)
+    print(manual_page().map_err(Failure::runtime)?)
 }
 
-fn page() -> io::Result<Vec<u8>> {
-    // The version has no commit and no machine: all packages have the same page.
+fn manual_page() -> io::Result<Vec<u8>> {
+    // Leaves commit and machine out of the version, so that all packages have the same page.
     let command = command().version(env!("CARGO_PKG_VERSION"));
     let mut command = command.disable_help_subcommand(true).after_help(None::<&str>);
     command.build();
     let mut page = Vec::new();
-    // Hides the subcommands, which would be references to pages of their own: they are sections of this page.
+    // Hides the subcommands, which clap would refer to as pages of their own. This page has a section for each of them.
     let service = command.clone().mut_subcommands(|verb| verb.hide(true));
     Man::new(service).title("USERD").render(&mut page)?;
     page.extend(b".SH COMMANDS\n");
@@ -42,9 +42,9 @@ fn page() -> io::Result<Vec<u8>> {
     Ok(page)
 }
 
-/// Prints the script with which a shell, the operand, completes arguments.
+/// Prints the script that makes a shell complete userd's arguments. The operand names the shell.
 pub fn completion(args: &Args) -> Result<(), Failure> {
-    let shell: Shell = args.word().parse().map_err(Failure::usage)?;
+    let shell: Shell = args.operand_word().parse().map_err(Failure::usage)?;
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut command(), "userd", &mut script);
     print(script)
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn the_manual_page_has_every_row() {
-        let page = String::from_utf8(page().unwrap()).unwrap();
+        let page = String::from_utf8(manual_page().unwrap()).unwrap();
         for setting in SETTINGS {
             assert!(page.contains(&format!("\n.B {}\n", setting.variable)), "{}", setting.variable);
         }

@@ -1,4 +1,5 @@
-//! The command: arguments and environment to a configuration, the log, signals, start, wait, exit code.
+//! The command `userd`: reads arguments and environment, sets up log and signals, executes a subcommand or runs the
+//! service, and returns the exit code.
 
 mod arguments;
 mod commands;
@@ -24,19 +25,19 @@ use commands::Verb;
 use std::io::{self, Write};
 use std::{env, process::ExitCode};
 
-/// Executes the command line, to its end. Returns the exit code.
+/// Executes the command line. Returns the exit code.
 pub fn run() -> ExitCode {
-    signals::reset();
+    signals::reset_signals();
     let done = Args::parse(env::args_os()).and_then(|args| args.map_or(Ok(()), execute));
     let is_test = env::args_os().nth(1).is_some_and(|verb| verb == commands::TEST);
     let failure = done.err().unwrap_or_default();
-    let Failure { code, line } = if is_test { test::failed(failure) } else { failure };
+    let Failure { code, line } = if is_test { test::with_test_code(failure) } else { failure };
     report(&line);
     ExitCode::from(code)
 }
 
-/// Says why the process ends, if `line` is not empty: on standard error, or in the log of a service if it is in JSON. Blocks
-/// until the log is written.
+/// Prints the reason why the process ends, unless `line` is empty. If the log on standard error is in JSON, the line is
+/// a line of the log. Blocks until the log is written.
 fn report(line: &str) {
     let is_logged = log::IS_JSON.get() == Some(&true) && ::log::log_enabled!(Level::Error);
     if is_logged && !line.is_empty() {
@@ -53,13 +54,13 @@ fn report(line: &str) {
 /// Executes the subcommand.
 fn execute(mut args: Args) -> Result<(), Failure> {
     if args.verb != Verb::Test {
-        // The process has one thread so far, as `set_variables` requires.
+        // `set_variables` must be called while the process has one thread.
         environment::set_variables(&mut args)?;
     }
     let args = &args;
     if ![Verb::Service, Verb::Test].contains(&args.verb) {
         let interrupted = if args.verb == Verb::Import { "interrupted; nothing was imported" } else { "" };
-        signals::on_signals(move |signal| signals::exit(128 + signal, interrupted))?;
+        signals::handle_signals(move |signal| signals::exit_now(128 + signal, interrupted))?;
     }
     match args.verb {
         Verb::Service => serve::serve(args),
@@ -77,7 +78,7 @@ fn execute(mut args: Args) -> Result<(), Failure> {
     }
 }
 
-/// The end of the command without success: an exit code, and a line for standard error, which may be empty.
+/// The end of a command that failed: an exit code, and a line for standard error, which may be empty.
 #[derive(Debug, Default)]
 struct Failure {
     code: u8,
@@ -85,12 +86,12 @@ struct Failure {
 }
 
 impl Failure {
-    /// Reports a command line or a variable that cannot be used.
+    /// Returns the failure of a wrong command line or a wrong variable.
     fn usage(problem: impl ToString) -> Failure {
         Failure { code: 2, line: problem.to_string() }
     }
 
-    /// Reports that the service could not start, or could not go on.
+    /// Returns the failure of a command that could not start or could not go on.
     fn runtime(problem: impl ToString) -> Failure {
         Failure { code: 1, line: problem.to_string() }
     }
@@ -105,7 +106,7 @@ impl From<StartError> for Failure {
     }
 }
 
-/// Writes to standard output. A failure has no line: the reader is gone.
+/// Writes to standard output. Fails without a line if the reader has closed it.
 fn print(text: impl AsRef<[u8]>) -> Result<(), Failure> {
     io::stdout().write_all(text.as_ref()).map_err(|_| Failure { code: 1, line: String::new() })
 }

@@ -1,5 +1,4 @@
-//! The output of an export: standard output, a device or a pipe; or a file that appears under its name once it is
-//! complete.
+//! The output of an export: standard output, a device, a pipe, or a file. A file gets its name once it is complete.
 
 use super::{Failure, signals};
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -10,29 +9,28 @@ use tempfile::{Builder, TempPath};
 /// An open output.
 pub struct Output {
     pub to: File,
-    /// The unfinished file, which is removed when dropped, and the name that it gets at the end.
+    /// The temporary file, which is removed when it is dropped, and the path that it gets at the end.
     unfinished: Option<(TempPath, PathBuf)>,
 }
 
 impl Output {
-    /// Opens `file`, or standard output. With `secret`, a new file is for its owner alone.
+    /// Opens `file`, or standard output if it is `None`. With `secret`, only its owner may read the file.
     pub fn open(file: Option<&Path>, secret: bool) -> Result<Output, Failure> {
         let as_it_is = |to: File| Output { to, unfinished: None };
         let opened = check_link(file).and_then(|()| match file {
-            // The file is not buffered: an export writes whole blocks.
             None => nix::unistd::dup(io::stdout()).map(File::from).map(as_it_is).map_err(io::Error::from),
             Some(file) if fs::metadata(file).is_ok_and(|found| !found.is_file()) => {
                 OpenOptions::new().write(true).open(file).map(as_it_is)
             }
-            Some(file) => Output::beside(file, secret),
+            Some(file) => Output::open_beside(file, secret),
         });
         let name = file.unwrap_or(Path::new("-")).display();
         opened.map_err(|error| Failure::runtime(format!("cannot write {name}: {error}; name another FILE")))
     }
 
-    /// Opens an unfinished file in the directory of `file`. The permissions of an existing file are kept, unless the
-    /// content is secret. If `file` is a link of this user's or of root's, the file that it leads to is replaced.
-    fn beside(file: &Path, secret: bool) -> io::Result<Output> {
+    /// Opens a temporary file in the directory of `file`, or of the file that `file` links to. Takes the permissions of
+    /// an existing file, unless the content is secret.
+    fn open_beside(file: &Path, secret: bool) -> io::Result<Output> {
         let target = fs::canonicalize(file).or_else(|_| std::path::absolute(file))?;
         let directory = target.parent().ok_or(io::ErrorKind::IsADirectory)?;
         let mode = fs::metadata(&target).map_or(0o666, |found| found.permissions().mode() & 0o777);
@@ -43,16 +41,17 @@ impl Output {
         Ok(Output { to, unfinished: Some((path, target)) })
     }
 
-    /// Puts the file in its place, after it has reached the disk.
+    /// Gives the file its name after it has reached the disk.
     pub fn finish(self) -> io::Result<()> {
         let Some((path, target)) = self.unfinished else { return Ok(()) };
         self.to.sync_all()?;
+        // Locks the remains, so that no signal ends the process between the rename and its end.
         let _remains = signals::REMAINS.lock();
         path.persist(target).map_err(io::Error::from)
     }
 }
 
-/// Checks that `file` is no link that another user has put there, as root's export would replace what it leads to.
+/// Checks that `file` is no link of another user's, who could have root's export replace any file.
 fn check_link(file: Option<&Path>) -> io::Result<()> {
     let trusted = [0, nix::unistd::Uid::effective().as_raw()];
     match file.map(fs::symlink_metadata) {

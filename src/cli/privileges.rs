@@ -1,18 +1,18 @@
-//! The end of root's privileges: the process becomes the user that its PostgreSQL runs as.
+//! Gives root's privileges up: the process becomes the user that its PostgreSQL runs as.
 
 use crate::private_postgres::{Account, User};
 use nix::unistd::{Gid, Uid, setgid, setgroups, setuid};
 use std::io;
 
-/// Changes the user of a root process, with all its threads, to this account for good. After an error the process must
-/// end, because its rights are not known.
-pub fn give_up(account: &Account) -> io::Result<()> {
+/// Changes the user of all threads of a root process to this account, for good. After an error the process must end,
+/// because its rights are unknown.
+pub fn give_up_root(account: &Account) -> io::Result<()> {
     let Some((uid, gid)) = account.instead_of_root() else { return Ok(()) };
     let name = User::with_uid(uid).map_or_else(|| uid.to_string(), |user| user.name);
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
     let failed = |error| io::Error::other(format!("root cannot become user {name}: {error}"));
-    // Uses the C library's functions, which change every thread; the system calls change one. The account's
-    // further groups are left out: `initgroups` asks NSS modules, which a static binary cannot load.
+    // Calls the C library's functions, which change every thread; a system call would change one. Leaves further groups
+    // of the account out, because `initgroups` loads NSS modules, which a static binary cannot do.
     setgroups(&[]).map_err(failed)?;
     setgid(gid).map_err(failed)?;
     setuid(uid).map_err(failed)?;

@@ -1,47 +1,49 @@
-//! Runs the service from its start to the end of the process. The address is bound before a database is started, so
-//! that a port that is taken is told at once.
+//! Runs the service from its start to the end of the process. Binds the address before it starts a database, so that it
+//! fails at once if the port is taken.
 
 use super::{Failure, arguments::Args, commands, embedded, environment, log::log_to_stderr, signals};
 use crate::{BoundServer, server};
 use std::io::{self, Write};
 use std::{os::unix::net::UnixDatagram, sync::atomic::Ordering::SeqCst};
 
-const BROKEN: &str = "nothing could be served any more; the log says why, start it again";
+/// The failure of a service of which a thread that it needs has ended.
+const SERVICE_BROKE: &str = "nothing could be served any more; the log says why, start it again";
 
 /// Runs the service until a signal ends it.
 pub fn serve(args: &Args) -> Result<(), Failure> {
-    log_to_stderr(&environment::value)?;
-    let mut config = environment::config(args).map_err(Failure::usage)?;
+    log_to_stderr(&environment::variable)?;
+    let mut config = environment::read_config(args).map_err(Failure::usage)?;
     config.sockets = environment::passed_sockets()?;
     server::check_system(&config)?;
-    for line in environment::warnings(args, &config) {
+    if let Some(line) = environment::ssl_warning(args, &config) {
         log::warn!("{line}");
     }
     let is_embedded = args.has(commands::EMBEDDED);
-    // A signal does not interrupt the making of a cluster, and has PostgreSQL stop if it is starting.
+    // While a private cluster is made or started, a signal must not end the process at once, because its server has to
+    // stop.
     signals::HAS_WORK.store(is_embedded, SeqCst);
-    signals::end_service()?;
+    signals::end_service_on_signal()?;
 
     let bound = BoundServer::bind(&config)?;
-    let mut cluster = embedded::open(args, &mut config, true)?;
-    let server = bound.start(config, || signals::end(Err(BROKEN.to_owned())))?;
+    let mut cluster = embedded::open_cluster(args, &mut config, true)?;
+    let server = bound.start(config, || signals::end_service(Err(SERVICE_BROKE.to_owned())))?;
     // Sets `HAS_WORK` before it prints the line, because a harness may send a signal as soon as it reads the line.
     signals::HAS_WORK.store(true, SeqCst);
-    tell("READY=1");
+    notify_systemd("READY=1");
     // An error is ignored: a harness may have closed standard output.
     let _ = writeln!(io::stdout(), "listening on {}", server.base_url());
-    let end = signals::wait(cluster.as_mut());
+    let end = signals::wait_for_end(cluster.as_mut());
     log::info!("stopping");
-    tell("STOPPING=1");
+    notify_systemd("STOPPING=1");
     server.stop();
     drop(cluster);
     log::info!("stopped");
     end.map_err(Failure::runtime)
 }
 
-/// Tells systemd the state of the service (`Type=notify`).
-fn tell(state: &str) {
-    let Some(socket) = environment::value("NOTIFY_SOCKET") else { return };
+/// Tells systemd the state of the service, for units of `Type=notify`.
+fn notify_systemd(state: &str) {
+    let Some(socket) = environment::variable("NOTIFY_SOCKET") else { return };
     let sent = UnixDatagram::unbound().and_then(|from| from.send_to(state.as_bytes(), socket));
     if let Err(error) = sent {
         log::warn!("NOTIFY_SOCKET: {state} cannot be sent: {error}");

@@ -4,29 +4,30 @@ use super::{Failure, arguments::Args, commands, embedded, environment, print};
 use crate::check::{self, Changes, Finding, Options, Weight};
 use crate::{Database, Secret, config::InForce, server};
 
-/// Applies the migrations that are missing, also in a schema other than that of the users, and says so. Blocks as a start does.
+/// Applies the missing migrations and prints them, even if another schema of the database has userd's tables. Blocks as
+/// a start does.
 pub fn migrate(args: &Args) -> Result<(), Failure> {
-    let (config, _cluster) = embedded::database(args, true)?;
+    let (config, _cluster) = embedded::open_database(args, true)?;
     let lines = check::migrate(&config, true)?;
     let text = if lines.is_empty() { "nothing to apply".to_owned() } else { lines.join("\n") };
     print(text + "\n")
 }
 
-/// Counts all users anew.
+/// Counts all users anew, and prints what was corrected.
 pub fn recount(args: &Args) -> Result<(), Failure> {
-    let (config, _cluster) = embedded::database(args, false)?;
+    let (config, _cluster) = embedded::open_database(args, false)?;
     let line = check::recount(&config)?;
     print(format!("{line}\n"))
 }
 
 /// Prints the statements that let a role run the service.
 pub fn grants(args: &Args) -> Result<(), Failure> {
-    let (config, _cluster) = embedded::database(args, false)?;
-    let grants = check::grants(&config, &args.word())?;
+    let (config, _cluster) = embedded::open_database(args, false)?;
+    let grants = check::grants(&config, &args.operand_word())?;
     print(grants.iter().map(|grant| format!("{grant}\n")).collect::<String>())
 }
 
-/// Prints one line for each finding. The exit code is 1 if one of them is a problem.
+/// Checks configuration and database, and prints a line for each finding. Fails if a finding is a problem.
 pub fn check(args: &Args) -> Result<(), Failure> {
     let mut findings = Vec::new();
     let changes = match (args.has(commands::READ_ONLY), args.has(commands::FIRE_TRIGGERS)) {
@@ -36,13 +37,13 @@ pub fn check(args: &Args) -> Result<(), Failure> {
     };
     let options = Options { counts: args.has(commands::COUNTS), changes };
     let finding = |weight, subject, line| Finding { weight, subject, line };
-    match environment::config(args) {
+    match environment::read_config(args) {
         Ok(mut config) => {
-            let notes = environment::warnings(args, &config).into_iter();
-            findings.extend(notes.map(|line| finding(Weight::Note, "configuration", line)));
+            let warning = environment::ssl_warning(args, &config);
+            findings.extend(warning.map(|line| finding(Weight::Note, "configuration", line)));
             let limits = server::check_system(&config).err();
             findings.extend(limits.map(|error| finding(Weight::Problem, "system", error.to_string())));
-            match embedded::open(args, &mut config, false) {
+            match embedded::open_cluster(args, &mut config, false) {
                 Ok(_cluster) => findings.extend(check::check(&config, options)),
                 Err(Failure { line, .. }) => findings.push(finding(Weight::Problem, "database", line)),
             }
@@ -59,9 +60,9 @@ pub fn check(args: &Args) -> Result<(), Failure> {
     done
 }
 
-/// Prints the table of the settings in force. Starts nothing.
+/// Prints the settings in force, and where each value comes from. Connects to no database.
 pub fn config(args: &Args) -> Result<(), Failure> {
-    let mut config = environment::config(args).map_err(Failure::usage)?;
+    let mut config = environment::read_config(args).map_err(Failure::usage)?;
     if args.has(commands::EMBEDDED) {
         config.database = Database::Url(Secret::default());
     }

@@ -1,6 +1,7 @@
-//! Every setting: its field and default here, its variable, bounds and help in [`SETTINGS`].
+//! The settings. This file has the field and the default of each setting; [`SETTINGS`] has its variable, bounds and
+//! help.
 //!
-//! Reads no environment: the command passes a look-up in.
+//! The module does not read the environment: the command passes a function in that looks variables up.
 
 mod networks;
 mod origins;
@@ -8,7 +9,7 @@ mod settings;
 mod value;
 
 pub use networks::TrustedProxies;
-pub use settings::{InForce, SETTINGS, Scope, Setting, is_connection_string, near_miss, nearest};
+pub use settings::{InForce, SETTINGS, Scope, Setting, is_connection_string, nearest};
 
 use crate::error::ConfigError;
 use crate::secret::Secret;
@@ -16,15 +17,15 @@ use crate::users::{page, user};
 use argon2::Params;
 use std::{collections::HashSet, os::fd::OwnedFd};
 use std::{path::PathBuf, sync::Arc, time::Duration};
-use value::{problem, whole};
+use value::{invalid, whole};
 
-/// Bytes of memory for rows and short answers, beside a hash and a page.
-const WORK_RESERVE: usize = 512 << 10;
+/// Bytes of the memory budget for rows and short answers, beside the memory for a hash and a page.
+const RESERVED_WORK_BYTES: usize = 512 << 10;
 
-/// The most header fields that a request can have: the parser's array is this long.
+/// The most header fields that the limit may allow, as the parser of requests has an array of this length.
 pub(crate) const MAX_HEADER_FIELDS: usize = 128;
 
-/// Declares a structure whose fields have their defaults beside them.
+/// Declares a structure with the default of each field beside the field.
 macro_rules! with_defaults {
     (
         $(#[$about:meta])*
@@ -46,8 +47,8 @@ macro_rules! with_defaults {
 }
 
 with_defaults! {
-    /// The settings of one server. `Config::default()` is the contract's defaults on loopback and a free port,
-    /// which suits embedding; [`Config::from_vars`] reads the variables that the command is set by.
+    /// The settings of one server. `Config::default()` has the contract's defaults, but a free port of the loopback,
+    /// for programs that embed a server. [`Config::from_vars`] reads the variables of the command.
     #[derive(Debug, Clone)]
     pub struct Config {
         /// The database.
@@ -59,7 +60,7 @@ with_defaults! {
             password: Secret::default(),
             ssl: false,
         },
-        /// File of the certificate authorities for TLS to the database (PEM); `None`: the system's.
+        /// File of the certificate authorities for TLS to the database, in PEM; `None` for the system's authorities.
         pub db_ssl_ca: Option<PathBuf> = None,
         /// The most connections to the database.
         pub db_pool_size: u32 = 8,
@@ -67,52 +68,56 @@ with_defaults! {
         pub db_connect_timeout: Duration = Duration::from_secs(10),
         /// Time that a request waits for a free connection.
         pub db_acquire_timeout: Duration = Duration::from_secs(3),
-        /// Lets sessions keep prepared statements and settings. Off for a pooler in transaction mode, which lends them out.
+        /// Lets sessions keep prepared statements and settings. Must be false behind a pooler in transaction mode,
+        /// which gives each transaction another session.
         pub db_prepared: bool = true,
-        /// Looks at start whether a pooler lends sessions; if so, serves as if `db_prepared` were false.
+        /// Looks at start whether a pooler is in transaction mode, and then serves as if `db_prepared` were false.
         pub find_pooler: bool = true,
-        /// File with the password, or with the connection string if `database` is one: each new session has the password
-        /// that is in the file by then.
+        /// File with the database password, or with the connection string. Each new session reads the password from the
+        /// file.
         pub db_password_file: Option<PathBuf> = None,
-        /// The system's name of the user, for a `DATABASE_URL` without a user.
+        /// The name of the account that runs the process, for a connection string that names no user.
         pub os_user: Option<String> = None,
-        /// The password if the database settings have none.
+        /// The database password if no other setting has one.
         pub pg_password: Option<Secret> = None,
-        /// An address; a host name, for all of its addresses that this machine has; or `unix:/path`. `localhost` is
-        /// `127.0.0.1` and `::1`.
+        /// The address to listen on: an IP address, a host name, or `unix:/path`. A name stands for all of its
+        /// addresses that this machine has, and `localhost` for `127.0.0.1` and `::1`.
         pub host: String = "localhost".to_owned(),
-        /// The TCP port; 0 takes one that is free on each address.
+        /// The TCP port; 0 takes a port that is free on each address.
         pub port: u16 = 0,
-        /// Sockets that listen already, as a supervisor passes them, instead of `host` and `port`.
+        /// Sockets that a supervisor has made listen, instead of `host` and `port`.
         pub sockets: Vec<Arc<OwnedFd>> = Vec::new(),
-        /// `NODE_ENV=production`: relations that were not loaded are loaded on access, not refused.
+        /// Loads relations on access, instead of refusing the access to a relation that was not loaded
+        /// (`NODE_ENV=production`).
         pub production: bool = false,
-        /// Threads that execute requests, no more than `db_pool_size`; two more receive requests, and others hash passwords.
+        /// Number of threads that execute requests, no more than `db_pool_size`. Two more threads receive requests, and
+        /// further ones hash passwords.
         pub workers: usize = 8,
         /// The create schema.
         pub schema: Schema = Schema::Basic,
-        /// The time at which bodies are checked, and the answer to a violation.
+        /// Where bodies are checked, and which status a violation gets.
         pub validation: Validation = Validation::Declarative,
         /// The largest `perPage`.
         pub max_per_page: u32 = page::MAX_USERS,
         /// A directory of migrations instead of the built-in ones.
         pub migrations_dir: Option<PathBuf> = None,
-        /// Applies missing migrations at start; otherwise a start without them is refused. No variable sets it.
+        /// Applies missing migrations at start. If false, a start fails if a migration is missing. No variable sets
+        /// this.
         pub migrate: bool = true,
-        /// The bearer token that `/users` asks for; also several, separated by white space.
+        /// The bearer token that `/users` asks for. Several tokens have white space between them.
         pub api_token: Option<Secret> = None,
-        /// Tokens that allow `GET` and `HEAD` alone. They need an `api_token`.
+        /// Tokens that allow `GET` and `HEAD` alone. Refused without an `api_token`.
         pub api_token_read: Option<Secret> = None,
-        /// Tokens that allow `POST /users/authenticate` alone. They need an `api_token`.
+        /// Tokens that allow `POST /users/authenticate` alone. Refused without an `api_token`.
         pub api_token_login: Option<Secret> = None,
-        /// The cost of hashing a password. No variable sets it.
+        /// The cost of hashing a password. No variable sets this.
         pub password_hashing: PasswordHashing = PasswordHashing::Owasp,
-        /// Wrong passwords that one peer may send for one e-mail address in a minute; 0 for no limit.
+        /// The most wrong passwords that one peer may send for one e-mail address in a minute; 0 for any number.
         pub auth_attempts: u32 = 10,
-        /// Hosts that requests without a token may name, beside those that no stranger can own, `host` and the machine's
-        /// name; `*` for any name.
+        /// Host names that requests without a token may send, beside `host`, the machine's name and names that no
+        /// stranger can own; `*` for any name.
         pub allowed_hosts: Vec<String> = Vec::new(),
-        /// The page for the browser, at `/ui`.
+        /// Which clients get the page for the browser, at `/ui`.
         pub ui: Ui = Ui::Auto,
         /// Limits of clients.
         pub limits: Limits = Limits::default(),
@@ -120,26 +125,26 @@ with_defaults! {
 }
 
 with_defaults! {
-    /// Limits of one client, and of all of them together. Beyond them a request is refused.
+    /// Limits of one client, and of all clients together. The service refuses a request that exceeds a limit.
     #[derive(Debug, Clone)]
     pub struct Limits {
-        /// Client connections at once.
+        /// The most client connections at once.
         pub max_connections: usize = 1024,
-        /// Bytes of a request line and its header fields.
+        /// The most bytes of a request line and its header fields together.
         pub max_head_bytes: usize = 16 * 1024,
-        /// Bytes of a request line.
+        /// The most bytes of a request line.
         pub max_request_line_bytes: usize = 8 * 1024,
-        /// Header fields of a request, at most 128.
+        /// The most header fields of a request; no more than 128.
         pub max_header_fields: usize = 100,
-        /// Bytes of a body.
+        /// The most bytes of a body.
         pub max_body_bytes: usize = 64 * 1024,
-        /// Bytes of memory that are held for all clients together: requests, answers, rows, hashes.
+        /// The most bytes of memory for the requests, answers, rows and hashes of all clients together.
         pub memory_budget: usize = 48 << 20,
         /// Time from the first byte of a head to its end.
         pub head_timeout: Duration = Duration::from_secs(5),
         /// Time from the end of a head to the end of its body.
         pub body_timeout: Duration = Duration::from_secs(15),
-        /// Time that a connection without a request is kept.
+        /// Time that a connection without a request is kept open.
         pub idle_timeout: Duration = Duration::from_secs(75),
         /// Time for the client to take its answer.
         pub write_timeout: Duration = Duration::from_secs(15),
@@ -147,20 +152,20 @@ with_defaults! {
         pub request_timeout: Duration = Duration::from_secs(10),
         /// Time between the announcement of a stop at `/readyz` and the refusal of connections.
         pub drain_delay: Duration = Duration::ZERO,
-        /// Time of a stop, after `drain_delay`, until everything in work is answered.
+        /// Time that a stop, after `drain_delay`, waits for the requests in flight.
         pub stop_timeout: Duration = Duration::from_secs(10),
-        /// Peers that speak for many clients: their connections are never closed to free slots, and what they say in
-        /// `X-Forwarded-For` is believed.
+        /// Proxies, each of which has many clients. The service believes their `X-Forwarded-For`, and never closes
+        /// their connections to free slots.
         pub trusted_proxies: TrustedProxies = TrustedProxies::default(),
-        /// Origins whose pages may use the service from a browser (CORS), as browsers write them: `https://app.example`. Any
-        /// origin (`*`) needs a token.
+        /// Origins whose pages may use the service from a browser (CORS), as browsers write them:
+        /// `https://app.example`. `*` stands for any origin, and is refused without a token.
         pub allowed_origins: Vec<Arc<str>> = Vec::new(),
     }
 }
 
 impl Limits {
-    /// The longest time of a statement, and of the retries of a command that meets locks: the rest of a request's time is
-    /// left for its answer.
+    /// Returns the longest time for a statement, and for the retries of a command that meets locks. It is half of the
+    /// request's time, so that time is left for the answer.
     pub(crate) fn statement_timeout(&self) -> Duration {
         self.request_timeout / 2
     }
@@ -175,15 +180,15 @@ pub enum Database {
     Parts {
         /// Host name, address, or the directory of a Unix socket.
         host: String,
-        /// TCP port, or the number in the Unix socket's name.
+        /// TCP port, or the number in the name of the Unix socket.
         port: u16,
         /// Database name.
         name: String,
         /// Role.
         user: String,
-        /// The password of that account; empty for none.
+        /// Password of the role; empty for none.
         password: Secret,
-        /// TLS, with certificate and host name verified.
+        /// True for TLS, with certificate and host name verified.
         ssl: bool,
     },
 }
@@ -204,37 +209,37 @@ pub enum Schema {
     Strict,
 }
 
-/// The way bodies are validated.
+/// How bodies are validated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display, strum::EnumString)]
 #[strum(serialize_all = "lowercase")]
 pub enum Validation {
-    /// Bodies are checked before the handler: 400.
+    /// Bodies are checked before the handler. A violation gets 400.
     Declarative,
-    /// Bodies are checked inside the handler: 422.
+    /// Bodies are checked inside the handler. A violation gets 422.
     Parser,
 }
 
-/// Clients that the page for the browser is served to.
+/// Which clients get the page for the browser.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display, strum::EnumString)]
 #[strum(serialize_all = "lowercase")]
 pub enum Ui {
-    /// The page is served to this machine alone: on a loopback address, and without a trusted proxy.
+    /// Clients on this machine: the service listens on the loopback alone and trusts no proxy.
     Auto,
-    /// The page is served to all clients.
+    /// All clients.
     #[strum(serialize = "true")]
     On,
-    /// The page is not served.
+    /// No client.
     #[strum(serialize = "false")]
     Off,
 }
 
-/// The cost of hashing a password with Argon2id, and so of guessing one.
+/// The cost of hashing a password by Argon2id, which is also the cost of guessing a password.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PasswordHashing {
-    /// OWASP's recommendation: 19 MiB and two passes, some 20 ms if the crate `argon2` is optimized.
+    /// The cost that OWASP recommends: 19 MiB and two passes, which take some 20 ms if the crate `argon2` is optimized.
     Owasp,
-    /// The least that Argon2id allows: 8 KiB and one pass. The password of a stolen hash is guessed some thousand times
-    /// faster, so this is for tests alone.
+    /// The least cost that Argon2id allows: 8 KiB and one pass. For tests alone, because guessing a password is some
+    /// thousand times faster.
     LeastCostForTests,
 }
 
@@ -250,31 +255,33 @@ impl PasswordHashing {
 }
 
 impl Config {
-    /// Returns the defaults of the command: the contract's port.
-    fn of_the_command() -> Config {
+    /// Returns the defaults of the command, which listens on the contract's port.
+    fn command_defaults() -> Config {
         Config { port: 3000, ..Config::default() }
     }
 
-    /// Returns whether a server serves the page for the browser. `is_local`: it listens on the loopback alone.
+    /// Returns whether the server serves the page for the browser. `is_local` is true if the server listens on the
+    /// loopback alone.
     pub(crate) fn serves_ui(&self, is_local: bool) -> bool {
         self.ui == Ui::On || self.ui == Ui::Auto && is_local && self.limits.trusted_proxies.is_empty()
     }
 
-    /// Checks that numbers and durations are within the bounds of their variables, that the memory suffices for one of
-    /// each thing that it has to hold, that any origin is allowed only with a token, that tokens with fewer rights
-    /// are beside one for everything, and that each token has one meaning. The error names the first variable that is
-    /// wrong.
+    /// Checks the settings. The error names the first variable that is wrong.
+    ///
+    /// Each number and duration must be within the bounds of its variable. The memory budget must suffice for the
+    /// largest body, page and hash. `*` among the origins and tokens with fewer rights need an `api_token`. No token
+    /// may have two meanings.
     pub fn check(&self) -> Result<(), ConfigError> {
-        settings::check(self)?;
-        for (field, mut value, most) in [
+        settings::check_bounds(self)?;
+        for (field, mut value, max) in [
             ("max_head_bytes", self.limits.max_head_bytes, 1 << 30),
             ("max_request_line_bytes", self.limits.max_request_line_bytes, 1 << 30),
             ("max_header_fields", self.limits.max_header_fields, MAX_HEADER_FIELDS),
         ] {
-            whole(&mut value, None, 1..=most).map_err(|line| problem(field, line))?;
+            whole(&mut value, None, 1..=max).map_err(|line| invalid(field, line))?;
         }
         if self.limits.allowed_origins.contains(&"*".into()) && self.api_token.is_none() {
-            return Err(problem(
+            return Err(invalid(
                 "ALLOWED_ORIGINS",
                 "`*` needs API_TOKEN: without a token whoever can connect may do everything, and then any page that a \
                  person opens could",
@@ -288,27 +295,27 @@ impl Config {
         ] {
             let Some(tokens) = tokens else { continue };
             if self.api_token.is_none() {
-                return Err(problem(variable, "needs API_TOKEN: without that every request is allowed"));
+                return Err(invalid(variable, "needs API_TOKEN: without that every request is allowed"));
             }
             if !tokens.expose().split_whitespace().all(|token| known.insert(token)) {
-                return Err(problem(variable, "has a token twice, or one that another variable has, too"));
+                return Err(invalid(variable, "has a token twice, or one that another variable has, too"));
             }
         }
         let input = self.limits.max_body_bytes.saturating_add(self.limits.max_head_bytes);
-        // The memory has to suffice for the largest page, or for a usual page while a password is hashed.
-        let page = |user| page::memory(self.max_per_page as usize, user);
+        // The budget has to suffice for the largest page, or for a usual page while a password is hashed.
+        let page = |user_bytes| page::memory(self.max_per_page as usize, user_bytes);
         let hash = (self.password_hashing.params().m_cost() as usize) << 10;
         let work = page(user::MAX_USER_BYTES.next_multiple_of(1 << 10))
             .max(page(user::USUAL_USER_BYTES).saturating_add(hash))
-            .saturating_add(WORK_RESERVE);
-        // Twice the memory of the work: while a page is made, its rows and its text are in memory.
-        let least = input.saturating_add(work.saturating_mul(2));
-        if self.limits.memory_budget >= least {
+            .saturating_add(RESERVED_WORK_BYTES);
+        // Counts the work twice, because the rows of a page and its text are in memory together.
+        let min = input.saturating_add(work.saturating_mul(2));
+        if self.limits.memory_budget >= min {
             return Ok(());
         }
         let (body, page) = (self.limits.max_body_bytes, self.max_per_page);
-        let line = format!("must be at least {least} with MAX_BODY_BYTES={body} and MAX_PER_PAGE={page}");
-        Err(problem("MEMORY_BUDGET", line))
+        let line = format!("must be at least {min} with MAX_BODY_BYTES={body} and MAX_PER_PAGE={page}");
+        Err(invalid("MEMORY_BUDGET", line))
     }
 }
 

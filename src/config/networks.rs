@@ -1,21 +1,21 @@
-//! Addresses of peers: trusted proxies, and addresses that count as one client.
+//! Addresses and networks of trusted proxies.
 
-use super::value::list;
+use super::value::parse_list;
 use ipnet::{IpNet, Ipv4Net};
 use std::{fmt, net::IpAddr, str::FromStr};
 
-/// Proxies whose word about their clients is believed: addresses, networks, and `unix` for every peer on a Unix
-/// socket. Parsed from a list, separated by commas or spaces: `127.0.0.1, 10.0.0.0/8, unix`. Empty by default.
+/// Proxies whose `X-Forwarded-For` the service believes. Parsed from a list with commas or spaces between its entries,
+/// as in `127.0.0.1, 10.0.0.0/8, unix`, where `unix` stands for every peer on a Unix socket. Empty by default.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TrustedProxies(Vec<Option<IpNet>>);
 
 impl TrustedProxies {
-    /// Returns `true` if no proxy is trusted.
+    /// Returns whether no proxy is trusted.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Returns `true` if the peer is trusted; `None` is a peer on a Unix socket.
+    /// Returns whether the peer is a trusted proxy. `None` is a peer on a Unix socket.
     pub fn contains(&self, peer: Option<IpAddr>) -> bool {
         self.0.iter().any(|entry| match (entry, &peer) {
             (Some(network), Some(peer)) => network.contains(peer),
@@ -32,21 +32,21 @@ impl fmt::Display for TrustedProxies {
 }
 
 impl FromStr for TrustedProxies {
-    /// Line that names the wrong entry.
+    /// A line that names the wrong entry.
     type Err = String;
 
     fn from_str(text: &str) -> Result<TrustedProxies, String> {
-        let entry = |entry: &str| match network(entry) {
+        let parse_entry = |entry: &str| match parse_network(entry) {
             None if entry != "unix" => Err(format!("{entry:?} is not an address, a network or `unix`")),
             network => Ok(network),
         };
-        list(text, entry).map(TrustedProxies)
+        parse_list(text, parse_entry).map(TrustedProxies)
     }
 }
 
-/// Parses a network or an address. Peers have IPv4 addresses as such, so a network of mapped addresses becomes one of
-/// IPv4.
-fn network(entry: &str) -> Option<IpNet> {
+/// Parses a network or an address. Turns IPv4-mapped addresses (`::ffff:10.0.0.1`) into IPv4, as the addresses of peers
+/// are.
+fn parse_network(entry: &str) -> Option<IpNet> {
     let network = entry.parse().or_else(|_| entry.parse::<IpAddr>().map(IpNet::from)).ok()?;
     match network.addr() {
         IpAddr::V6(address) if let Some(address) = address.to_ipv4_mapped() => {

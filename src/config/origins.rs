@@ -1,12 +1,12 @@
-//! Origins whose pages may use the service from a browser.
+//! Origins whose pages may use the service from a browser (CORS).
 
 use super::value::is_host_name;
 use std::sync::Arc;
 use url::{Position, Url};
 
-/// Returns the entry in lower case, as browsers write an origin. Refuses an entry that no browser sends, and `null`, the
-/// origin of any sandboxed page and local file.
-pub(super) fn origin(entry: &str) -> Result<Arc<str>, String> {
+/// Parses an origin, or `*` for any. Returns it in lower case, as browsers send it. Refuses a text that no browser
+/// sends, and `null`, which is the origin of every local file.
+pub(super) fn parse_origin(entry: &str) -> Result<Arc<str>, String> {
     let lower = entry.to_ascii_lowercase();
     let is_origin = Url::parse(&lower).is_ok_and(|url| {
         let host = url.host_str().unwrap_or_default();
@@ -24,7 +24,7 @@ pub(super) fn origin(entry: &str) -> Result<Arc<str>, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::value::list, *};
+    use super::{super::value::parse_list, *};
 
     #[test]
     fn entries() {
@@ -66,7 +66,7 @@ mod tests {
             ("https://a.example https://b.example/", Err("\"https://b.example/\"")),
         ];
         for (text, expected) in rows {
-            match (list(text, origin), expected) {
+            match (parse_list(text, parse_origin), expected) {
                 (Ok(origins), Ok(shown)) => assert_eq!(origins.join(","), shown, "{text}"),
                 (Err(line), Err(part)) => assert!(line.contains(part), "{text}: {line}"),
                 (found, _) => panic!("{text}: {found:?}"),

@@ -1,16 +1,16 @@
 //! The table of settings: variable, field, bounds and help. Defaults are in [`Config`] and
-//! `Config::of_the_command`.
+//! `Config::command_defaults`.
 //!
-//! To add a setting: a field with its default, a row here, and the same row in docs/configuration.md. Reading the
-//! variable, its check, `userd --help` and the test that compares that page follow from the row.
+//! To add a setting, write a field with its default, a row of this table, and a row in docs/configuration.md. The row
+//! here reads and checks the variable, and is printed by `userd --help`.
 
 use super::Database::{self, Parts};
-use super::{Config, TrustedProxies, origins::origin, value::*};
+use super::{Config, TrustedProxies, origins::parse_origin, value::*};
 use crate::{error::ConfigError, secret};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// One variable that the command reads. The table is [`SETTINGS`].
+/// A row of [`SETTINGS`]: a variable that the command reads.
 #[derive(Debug)]
 pub struct Setting {
     /// The variable's name.
@@ -19,43 +19,39 @@ pub struct Setting {
     pub help: &'static str,
     /// The part of the program that the variable concerns.
     pub scope: Scope,
-    access: Access,
+    access: AccessField,
 }
 
-/// A part of the program that a setting concerns.
+/// The part of the program that a setting concerns. A service that a test starts may have settings of the last part
+/// alone.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Scope {
     /// The choice of the database, and the programs of a private one.
     Database,
-    /// The machine: address, paths, sessions, log.
+    /// The use of the machine: address, paths, sessions, log.
     Machine,
     /// The requests and limits of one service, and its port.
     Service,
 }
 
-/// Reads a text into the field of a configuration, or checks the field if there is no text.
-type Access = fn(&mut Config, Option<&str>) -> Shown;
+/// Reads the text of a variable into its field of a configuration. Without a text, checks the value of the field.
+/// Returns the value as text.
+type AccessField = fn(&mut Config, Option<&str>) -> ShownValue;
 
-const fn setting(variable: &'static str, scope: Scope, access: Access, help: &'static str) -> Setting {
+const fn setting(variable: &'static str, scope: Scope, access: AccessField, help: &'static str) -> Setting {
     Setting { variable, help, scope, access }
 }
 
-/// Says that a setting is not used: a part of the database's address if there is a connection string, or the port if
-/// the service has a Unix socket.
-const NO_EFFECT: Shown = Ok(None);
+/// The result of a setting without a field: a part of the database's address beside a connection string, or the port of
+/// a service on a Unix socket.
+const NO_EFFECT: ShownValue = Ok(None);
 
-/// The most memory that a budget can be: a TiB, or what the machine can address.
-const MAX_MEMORY: usize = match 1_usize.checked_shl(40) {
-    Some(bytes) => bytes,
-    None => usize::MAX,
-};
-
-/// Every variable, in the order of `userd --help` and of docs/configuration.md. A row applies after those above it.
+/// Every variable, in the order of `userd --help` and of docs/configuration.md. The rows are read from top to bottom.
 #[rustfmt::skip]
 pub const SETTINGS: &[Setting] = &[
     setting("DATABASE_URL", Scope::Database, |c, text| secret(&mut c.database, text.filter(|text| !matches!(text.trim(), "\"\"" | "''"))),
         "Connection string as libpq takes it; used instead of `DB_HOST` to `DB_SSL_CA`"),
-    setting("DATABASE_URL_FILE", Scope::Database, of_command, "File that holds the connection string"),
+    setting("DATABASE_URL_FILE", Scope::Database, without_field, "File that holds the connection string"),
     setting("DB_HOST", Scope::Database, |c, text| if let Parts { host: field, .. } = &mut c.database { host(field, text) } else { NO_EFFECT },
         "Database host, or the directory of a Unix socket"),
     setting("DB_PORT", Scope::Database, |c, text| if let Parts { port, .. } = &mut c.database { whole(port, text, 1..=65_535) } else { NO_EFFECT },
@@ -66,7 +62,7 @@ pub const SETTINGS: &[Setting] = &[
         "Database user"),
     setting("DB_PASS", Scope::Database, |c, text| if let Parts { password, .. } = &mut c.database { secret(password, text) } else { NO_EFFECT },
         "Database password"),
-    setting("DB_PASS_FILE", Scope::Database, of_command, "File that holds the database password"),
+    setting("DB_PASS_FILE", Scope::Database, without_field, "File that holds the database password"),
     setting("DB_SSL", Scope::Database, |c, text| if let Parts { ssl, .. } = &mut c.database { exactly(ssl, text, "true") } else { NO_EFFECT },
         "TLS to the database, on only when exactly `true`; certificate and host name are verified"),
     setting("DB_SSL_CA", Scope::Database, |c, text| path(&mut c.db_ssl_ca, text),
@@ -97,7 +93,7 @@ pub const SETTINGS: &[Setting] = &[
         "Largest `perPage`; the default, 15, is no larger"),
     setting("MAX_BODY_BYTES", Scope::Service, |c, text| whole(&mut c.limits.max_body_bytes, text, 1..=1 << 30),
         "Largest body, in bytes"),
-    setting("MEMORY_BUDGET", Scope::Service, |c, text| whole(&mut c.limits.memory_budget, text, 1..=MAX_MEMORY),
+    setting("MEMORY_BUDGET", Scope::Service, |c, text| whole(&mut c.limits.memory_budget, text, 1..=usize::MAX),
         "Bytes held for all clients: requests, answers, rows, hashes; beyond it they wait, or 503"),
     setting("MAX_CONNECTIONS", Scope::Service, |c, text| whole(&mut c.limits.max_connections, text, 1..=1 << 20),
         "Client connections at once; beyond it one of the peer that holds the most is closed, or 503"),
@@ -119,24 +115,24 @@ pub const SETTINGS: &[Setting] = &[
         "Seconds that a stop waits for requests in flight"),
     setting("API_TOKEN", Scope::Service, |c, text| tokens(&mut c.api_token, text),
         "Bearer token that `/users` and `/metrics` ask for; several are separated by white space"),
-    setting("API_TOKEN_FILE", Scope::Machine, of_command, "File that holds the token"),
+    setting("API_TOKEN_FILE", Scope::Machine, without_field, "File that holds the token"),
     setting("API_TOKEN_READ", Scope::Service, |c, text| tokens(&mut c.api_token_read, text),
         "Token that allows `GET` and `HEAD` alone"),
-    setting("API_TOKEN_READ_FILE", Scope::Machine, of_command, "File that holds that token"),
+    setting("API_TOKEN_READ_FILE", Scope::Machine, without_field, "File that holds that token"),
     setting("API_TOKEN_LOGIN", Scope::Service, |c, text| tokens(&mut c.api_token_login, text),
         "Token that allows `POST /users/authenticate` alone"),
-    setting("API_TOKEN_LOGIN_FILE", Scope::Machine, of_command, "File that holds that token"),
+    setting("API_TOKEN_LOGIN_FILE", Scope::Machine, without_field, "File that holds that token"),
     setting("AUTH_ATTEMPTS", Scope::Service, |c, text| whole(&mut c.auth_attempts, text, 0..=1_000_000),
         "Wrong passwords a minute from one peer for one e-mail address; 0 for any number"),
-    setting("ALLOWED_HOSTS", Scope::Service, |c, text| entries(&mut c.allowed_hosts, text, host_name),
+    setting("ALLOWED_HOSTS", Scope::Service, |c, text| entries(&mut c.allowed_hosts, text, parse_host_name),
         "Further host names that requests without a token may name; `*` for any"),
-    setting("ALLOWED_ORIGINS", Scope::Service, |c, text| entries(&mut c.limits.allowed_origins, text, origin),
+    setting("ALLOWED_ORIGINS", Scope::Service, |c, text| entries(&mut c.limits.allowed_origins, text, parse_origin),
         "Origins whose pages may use the service from a browser (CORS); `*` for any, only with a token"),
     setting("UI", Scope::Service, |c, text| word(&mut c.ui, text, &["auto", "true", "false"]),
         "The page for the browser, `/ui`: `true`, `false`, or `auto`: on loopback alone, without `TRUSTED_PROXIES`"),
     setting("MIGRATIONS_DIR", Scope::Machine, |c, text| path(&mut c.migrations_dir, text),
         "Directory of migrations instead of the built-in ones"),
-    setting("POSTGRES_BIN", Scope::Database, of_command,
+    setting("POSTGRES_BIN", Scope::Database, without_field,
         "Directory of PostgreSQL's programs for `--embedded`; unset: those that are found"),
     setting("LOG_FORMAT", Scope::Machine, |_, text| word(&mut "text".to_owned(), text, &["text", "json"]),
         "`text`, or `json`: one object a line"),
@@ -144,60 +140,61 @@ pub const SETTINGS: &[Setting] = &[
         "`off`, `error`, `warn`, `info`, `debug` or `trace`"),
 ];
 
-/// Shows the text of a variable that the command alone reads, or that names the file with the value of another one.
-fn of_command(_: &mut Config, text: Option<&str>) -> Shown {
+/// Returns the text of a variable that has no field: the command alone reads the variable, or it names a file with the
+/// value of another variable.
+fn without_field(_: &mut Config, text: Option<&str>) -> ShownValue {
     string(&mut String::new(), text)
 }
 
 impl Setting {
-    /// Returns the default as the variable's text, if there is one.
+    /// Returns the default as a text that the variable could have, or `None` if there is no default.
     pub fn default(&self) -> Option<String> {
-        let shown = (self.access)(&mut Config::of_the_command(), None).ok()??;
-        // A setting that one text alone turns on is off by default.
+        let shown = (self.access)(&mut Config::command_defaults(), None).ok()??;
+        // A setting that only one text turns on has no default, as `false` would be a text like any other.
         Some(shown).filter(|text| !text.is_empty() && text != "false")
     }
 
-    /// Reads the variable, if it is there, into the field of `config`. Returns the value that is in force then.
+    /// Reads the variable, if it is set, into its field of `config`. Returns the value that is in force afterwards.
     fn read(&self, config: &mut Config, lookup: &Lookup) -> Result<InForce, ConfigError> {
         let Setting { variable, access, .. } = *self;
         if access(config, None) == NO_EFFECT {
             return Ok(InForce { variable, value: "-".to_owned(), source: "no effect" });
         }
         let (source, text) =
-            assigned(variable, lookup)?.map_or(("default", None), |(name, text)| (name, Some(text)));
-        let shown = access(config, text.as_deref()).map_err(|line| refused(source, text.as_deref(), line))?;
+            read_text(variable, lookup)?.map_or(("default", None), |(name, text)| (name, Some(text)));
+        let shown = access(config, text.as_deref()).map_err(|line| refusal(source, text.as_deref(), line))?;
         let value = shown.filter(|text| !text.is_empty()).unwrap_or_else(|| "-".to_owned());
         Ok(InForce { variable, value, source: if source == variable { "environment" } else { source } })
     }
 }
 
-/// A setting in force.
+/// The value of a setting that is in force, as `userd config` prints it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct InForce {
-    /// The variable.
+    /// The variable's name.
     pub variable: &'static str,
-    /// The value as a variable has it: `***` for a secret, `-` for none.
+    /// The value as text: `***` for a secret, `-` for no value.
     pub value: String,
-    /// The place that the value comes from.
+    /// Where the value comes from: `environment`, `default`, `no effect`, or the variable that names a file.
     pub source: &'static str,
 }
 
-/// Look-up of a variable.
+/// A function that returns the value of a variable.
 type Lookup<'a> = dyn Fn(&str) -> Option<OsString> + 'a;
 
 impl Config {
-    /// Reads every variable of [`SETTINGS`] that sets a field. One that is empty counts as unset.
+    /// Reads the variables of [`SETTINGS`]. A variable that is empty counts as unset.
     ///
     /// Blocks only to read the files that the `…_FILE` variables name.
     ///
     /// # Errors
-    /// The first variable that cannot be used, in the table's order. Its problem is followed by the errors of further
-    /// variables.
+    /// The first variable that is wrong, in the table's order. The problem of this variable ends with the errors of all
+    /// further variables that are wrong.
     pub fn from_vars(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Config, ConfigError> {
-        Config::of_the_command().with_vars(lookup)
+        Config::command_defaults().with_vars(lookup)
     }
 
-    /// Reads variables as [`Config::from_vars`] does. A field is as it was if its variable is unset.
+    /// Reads variables as [`Config::from_vars`] does. The field of an unset variable keeps its value.
     pub(crate) fn with_vars(
         mut self,
         lookup: impl Fn(&str) -> Option<OsString>,
@@ -210,64 +207,56 @@ impl Config {
         all.map_or(Ok(self), Err)
     }
 
-    /// Returns the settings in force, in the table's order. `lookup` is what this configuration was made with.
+    /// Returns the settings in force, in the table's order. `lookup` must be the function with which this configuration
+    /// was read.
     pub fn in_force(&mut self, lookup: impl Fn(&str) -> Option<OsString>) -> Vec<InForce> {
         SETTINGS.iter().filter_map(|setting| setting.read(self, &lookup).ok()).collect()
     }
 }
 
-/// Returns the setting that a misspelt name is meant for: a letter or two are wrong, missing, too many or swapped, or
-/// letters follow its end, as in `DB_PASSWORD`.
-pub fn near_miss(name: &str) -> Option<&'static str> {
-    let name = name.to_ascii_uppercase();
-    let mut names = SETTINGS.iter().map(|setting| setting.variable).filter(|known| known.len() > 2);
-    let goes_on = |known: &&str| {
-        known.contains('_') && name.strip_prefix(*known).is_some_and(|rest| !rest.starts_with('_'))
-    };
-    nearest(&name, names.clone()).or_else(|| names.find(goes_on))
-}
-
-/// Returns the known word that a misspelt word is meant for.
+/// Returns the known word that differs from a misspelt word in one letter, or in two if the known word is long.
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let rated = known.into_iter().map(|known| (strsim::osa_distance(word, known), known));
     let near = rated.filter(|(steps, known)| *steps <= if known.len() > 5 { 2 } else { 1 });
     near.min_by_key(|(steps, _)| *steps).map(|(_, known)| known)
 }
 
-/// Checks that each field that a variable sets is within its bounds.
-pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
+/// Checks that the field of each variable is within its bounds.
+pub(super) fn check_bounds(config: &Config) -> Result<(), ConfigError> {
     let mut config = config.clone();
     let wrong = |setting: &Setting| {
-        (setting.access)(&mut config, None).err().map(|line| problem(setting.variable, line))
+        (setting.access)(&mut config, None).err().map(|line| invalid(setting.variable, line))
     };
     SETTINGS.iter().find_map(wrong).map_or(Ok(()), Err)
 }
 
-/// Returns the text of a variable, or of the file that its `…_FILE` names; before it the variable that is set.
-fn assigned(variable: &'static str, lookup: &Lookup) -> Result<Option<(&'static str, String)>, ConfigError> {
+/// Returns the text of a variable, or of the file that its variable `…_FILE` names. Returns the name of the variable
+/// that is set before the text.
+fn read_text(variable: &'static str, lookup: &Lookup) -> Result<Option<(&'static str, String)>, ConfigError> {
     let read = |variable: &'static str| match lookup(variable).map(OsString::into_string) {
         None => Ok(None),
         Some(Ok(text)) => Ok(Some(text).filter(|text| !text.is_empty())),
-        Some(Err(_)) => Err(problem(variable, "is not UTF-8")),
+        Some(Err(_)) => Err(invalid(variable, "is not UTF-8")),
     };
     let value = read(variable)?.map(|text| (variable, text));
     let is_file = |setting: &&Setting| setting.variable.strip_suffix("_FILE") == Some(variable);
     let Some(Setting { variable: file, .. }) = SETTINGS.iter().find(is_file) else { return Ok(value) };
     let Some(path) = read(file)? else { return Ok(value) };
     if value.is_some() {
-        return Err(problem(file, format!("cannot be set together with {variable}")));
+        return Err(invalid(file, format!("cannot be set together with {variable}")));
     }
-    let text = secret::read(Path::new(&path)).map_err(|line| refused(file, Some(&path), line))?;
+    let text = secret::read(Path::new(&path)).map_err(|line| refusal(file, Some(&path), line))?;
     Ok(Some((file, text)))
 }
 
-/// Returns the error of a variable, which does not repeat its text if that is a connection string.
-fn refused(variable: &'static str, text: Option<&str>, line: String) -> ConfigError {
+/// Returns the error of a variable. If the text of the variable is a connection string, the error says so and nothing
+/// else.
+fn refusal(variable: &'static str, text: Option<&str>, line: String) -> ConfigError {
     let is_hidden = text.is_some_and(is_connection_string);
-    problem(variable, if is_hidden { "is a connection string: set DATABASE_URL to it" } else { &line })
+    invalid(variable, if is_hidden { "is a connection string: set DATABASE_URL to it" } else { &line })
 }
 
-/// Returns whether a text has the address of a database, which no error may repeat: it can have a password.
+/// Returns whether a text looks like a connection string, which no error may repeat because it can have a password.
 pub fn is_connection_string(text: &str) -> bool {
     let (scheme, rest) = text.split_once("://").unwrap_or_default();
     let has_user = rest.split([',', ' ']).next().is_some_and(|address| address.contains('@'));
@@ -285,10 +274,10 @@ mod tests {
             let lookup =
                 |name: &str| default.clone().filter(|_| name == setting.variable).map(OsString::from);
             let config = Config::from_vars(lookup).unwrap();
-            let before = format!("{:?}", Config::of_the_command());
+            let before = format!("{:?}", Config::command_defaults());
             assert_eq!(format!("{config:?}"), before, "{}={default:?}", setting.variable);
         }
-        check(&Config::default()).unwrap();
+        check_bounds(&Config::default()).unwrap();
     }
 
     #[test]
@@ -313,8 +302,8 @@ mod tests {
         for setting in SETTINGS {
             let same = SETTINGS.iter().filter(|other| other.variable == setting.variable);
             assert_eq!(same.count(), 1, "{}", setting.variable);
-            if let Some(of) = setting.variable.strip_suffix("_FILE") {
-                assert!(SETTINGS.iter().any(|other| other.variable == of), "{of}");
+            if let Some(variable) = setting.variable.strip_suffix("_FILE") {
+                assert!(SETTINGS.iter().any(|other| other.variable == variable), "{variable}");
             }
         }
     }

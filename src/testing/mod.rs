@@ -1,4 +1,4 @@
-//! Servers for tests: from nothing, each with a port and a database of its own, gone when dropped.
+//! Servers for tests. Each has a port and a database of its own, and is gone when its value is dropped.
 //!
 //! ```
 //! use userd::testing::TestServer;
@@ -10,12 +10,12 @@
 //! ```
 //!
 //! The machine needs PostgreSQL's server programs, version 13 or newer (on Debian: `apt-get install
-//! postgresql`), and nothing has to run or be set up. As root, PostgreSQL runs as the user `postgres`.
+//! postgresql`). Nothing has to run or be set up. If tests run as root, PostgreSQL runs as the user `postgres`.
 //!
-//! The first server starts a private cluster, in memory (`/dev/shm`) if 2 GiB are free there, else in the
-//! temporary directory: about a second. All processes of a user share it, so a process a test (`cargo nextest`) is as
-//! good as a thread a test; every server after the first takes some hundredths of a second, for its database is a clone
-//! of one that has been migrated already. The cluster is gone ten seconds after the last process that used it.
+//! The first server starts a private cluster, which takes about a second. The cluster is in memory (`/dev/shm`) if 2
+//! GiB are free there, else in the temporary directory. All processes of a user share the cluster, so that tests may
+//! run in threads or in processes (`cargo nextest`). Every further server takes some hundredths of a second, because
+//! its database is a clone of a migrated database. The cluster is gone ten seconds after the last process that used it.
 
 mod databases;
 mod requests;
@@ -31,7 +31,7 @@ pub use servers::TestServer;
 #[cfg(feature = "command")]
 pub(crate) use services::{Services, config};
 
-/// The reason why a control did nothing, with the status of its answer.
+/// The reason why a control, a request that steers a test's service, did nothing; and the status of its answer.
 #[derive(Debug)]
 struct Refused {
     status: u16,
@@ -46,7 +46,7 @@ impl Refused {
 
 impl From<StartError> for Refused {
     fn from(error: StartError) -> Refused {
-        let is_ordered = matches!(error, StartError::Config(_) | StartError::Listen(..));
-        Refused::new(if is_ordered { 400 } else { 503 }, error)
+        let is_clients_fault = matches!(error, StartError::Config(_) | StartError::Listen(..));
+        Refused::new(if is_clients_fault { 400 } else { 503 }, error)
     }
 }

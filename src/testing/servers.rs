@@ -1,8 +1,8 @@
-//! Servers in this process, each on a database of its own.
+//! Servers in the process of a test, each with a database of its own.
 
 use super::Fault;
-use super::databases::{ScratchDatabase, small};
-use super::states::Running;
+use super::databases::{ScratchDatabase, small_config};
+use super::states::RunningService;
 use crate::App;
 use crate::config::{Config, PasswordHashing};
 use crate::db::{Failure, blocking::outside_of_runtimes};
@@ -18,18 +18,19 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use std::{fmt, thread};
 
-/// Time that a control may take.
-const CONTROL_TIME: Duration = Duration::from_secs(10);
+/// The most time that a method may take which changes the database.
+const MAX_CONTROL_TIME: Duration = Duration::from_secs(10);
 
-/// A running server on a free port of the loopback, with a database of its own. Both go with this value.
-pub struct TestServer(Running);
+/// A running server on a free port of the loopback, with a database of its own. Dropping the value stops the server and
+/// drops the database.
+pub struct TestServer(RunningService);
 
 impl TestServer {
-    /// Starts a server with the default settings, but for `password_hashing`: the least cost, since an unoptimized
-    /// build takes most of a second for a hash of the default cost. Blocks until it answers.
+    /// Starts a server with the default settings, but with the least cost of `password_hashing`: a debug build takes
+    /// most of a second for a hash of the default cost. Blocks until the server answers.
     ///
     /// # Panics
-    /// If [`TestServer::try_with`] has an error: that is a failure of the test, in one clear line.
+    /// If [`TestServer::try_with`] fails. The message is one line that says why.
     #[track_caller]
     pub fn start() -> TestServer {
         TestServer::with(|_| ())
@@ -50,24 +51,25 @@ impl TestServer {
     /// As [`TestServer::start`].
     #[track_caller]
     pub fn with(change: impl FnOnce(&mut Config)) -> TestServer {
-        expected("start a server", TestServer::try_with(change))
+        unwrap_or_panic("start a server", TestServer::try_with(change))
     }
 
-    /// Starts a server, with errors as values. The database stays the server's own, whatever the change says. Blocks for
-    /// less than 100 ms, about a second if this is the machine's first, and no longer than a minute.
+    /// Starts a server with some settings changed, and returns an error instead of a panic. The server has a database
+    /// of its own, whatever the settings say. Blocks for less than 100 ms, for about a second if the cluster has to be
+    /// started first, or up to a minute on a slow machine.
     ///
     /// # Errors
-    /// [`StartError::Cluster`] if there is no PostgreSQL on this machine, or it does not start; other errors come from the
-    /// settings that were changed.
+    /// [`StartError::Cluster`] if PostgreSQL is missing or does not start. All other errors come from the changed
+    /// settings.
     pub fn try_with(change: impl FnOnce(&mut Config)) -> Result<TestServer, StartError> {
-        let mut config = Config { password_hashing: PasswordHashing::LeastCostForTests, ..small() };
+        let mut config = Config { password_hashing: PasswordHashing::LeastCostForTests, ..small_config() };
         change(&mut config);
         let database = ScratchDatabase::with_migrations(config.migrations_dir.as_deref())?;
         config.database = database.config().database;
-        Running::start(database, BoundServer::bind(&config)?, &config, |_| None).map(TestServer)
+        RunningService::start(database, BoundServer::bind(&config)?, &config, |_| None).map(TestServer)
     }
 
-    /// Returns the address of the server, without a slash at its end: `http://127.0.0.1:41234`.
+    /// Returns the URL of the server without a slash at its end: `http://127.0.0.1:41234`.
     pub fn base_url(&self) -> &str {
         self.0.server.base_url()
     }
@@ -77,28 +79,28 @@ impl TestServer {
         format!("{}{path}", self.base_url())
     }
 
-    /// Returns the TCP address it listens on; `None` if the settings made it a Unix socket.
+    /// Returns the TCP address that the server listens on; `None` if the settings name a Unix socket.
     pub fn addr(&self) -> Option<SocketAddr> {
         self.0.server.addr()
     }
 
-    /// Returns the service behind it, to be asked without a socket.
+    /// Returns the service behind the server, which answers requests without a socket.
     pub fn app(&self) -> &App {
         self.0.server.app()
     }
 
-    /// Returns the database behind it, as psql, libpq and the `postgres` crate take it.
+    /// Returns the connection string of the server's database, for psql, libpq and the `postgres` crate.
     pub fn database_url(&self) -> &str {
         self.0.database.url()
     }
 
-    /// Creates `n` users in one statement, `User 1` with `user1@example.com` and so on, counted on with each
-    /// call. Returns their ids. Blocks for some 20 ms per thousand.
+    /// Creates `count` users in one statement: `User 1` with `user1@example.com`, and so on. A further call goes on
+    /// with the next number. Returns the ids. Blocks for some 20 ms per thousand users.
     ///
     /// # Panics
-    /// If the database refuses, as for an address that is taken.
+    /// If the database refuses a user, as for an address that is taken.
     #[track_caller]
-    pub fn seed(&self, n: u32) -> Vec<i64> {
+    pub fn seed(&self, count: u32) -> Vec<i64> {
         const SEED: &str = "\
             with start as (select coalesce(max(substring(email, '^user([0-9]{1,9})@example[.]com$')::bigint), 0) as taken \
                 from users) \
@@ -106,83 +108,86 @@ impl TestServer {
             select concat('User ', taken + i), concat('user', taken + i, '@example.com') \
             from start, generate_series(1, $1::bigint) as i order by i returning id";
         let seeded = outside_of_runtimes(|| {
-            Client::connect(self.database_url(), NoTls)?.query(SEED, &[&i64::from(n)])
+            Client::connect(self.database_url(), NoTls)?.query(SEED, &[&i64::from(count)])
         });
-        expected("seed", seeded).iter().map(|row| row.get(0)).collect()
+        unwrap_or_panic("seed", seeded).iter().map(|row| row.get(0)).collect()
     }
 
-    /// Creates a user without a password and returns it. Blocks for a few milliseconds.
+    /// Creates a user without a password. Returns the user. Blocks for a few milliseconds.
     ///
     /// # Panics
-    /// If the address is taken, or the database refuses.
+    /// If the database refuses the user, as for an address that is taken.
     #[track_caller]
     pub fn user(&self, name: &str, email: &str) -> User {
-        expected("create the user", self.create(name, email, None))
+        unwrap_or_panic("create the user", self.create(name, email, None))
     }
 
-    /// Creates a user with a password and returns it. Blocks for one hash as well: less than a millisecond, or some
-    /// 20 ms with [`PasswordHashing::Owasp`](crate::PasswordHashing).
+    /// Creates a user with a password. Returns the user. Blocks for a few milliseconds, or for some 20 ms more with
+    /// [`PasswordHashing::Owasp`](crate::PasswordHashing).
     ///
     /// # Panics
     /// As [`TestServer::user`].
     #[track_caller]
     pub fn user_with_password(&self, name: &str, email: &str, password: &str) -> User {
-        expected("create the user", self.create(name, email, Some(&Secret::from(password))))
+        unwrap_or_panic("create the user", self.create(name, email, Some(&Secret::from(password))))
     }
 
-    /// Removes all users, idempotency keys, counts of wrong passwords, faults and requests: the server is as it began.
-    /// Requests in flight are executed before or after that. Blocks for some milliseconds.
+    /// Removes all users, idempotency keys, counts of wrong passwords, faults and requests, so that the server is as it
+    /// was at its start. Requests in flight are executed before or after that. Blocks for some milliseconds.
     ///
     /// # Panics
     /// If the database refuses.
     #[track_caller]
     pub fn reset(&self) {
-        expected("reset", self.0.restore(None, soon()));
+        unwrap_or_panic("reset", self.0.restore(None, control_deadline()));
     }
 
-    /// Saves users, passwords, idempotency keys and the next id under a name of 1 to 40 characters of `a-z`, `0-9` and `_`;
-    /// instead of an older state of this name. Of requests in flight, those belong to the state that have been committed.
-    /// Blocks for some milliseconds.
+    /// Saves users, passwords, idempotency keys and the next id as a state. Replaces an older state of the same name. A
+    /// request in flight belongs to the state if it was committed before. Blocks for some milliseconds.
     ///
     /// # Panics
-    /// If it is no such name, or the database refuses.
+    /// If `name` has not 1 to 40 characters of `a-z`, `0-9` and `_`, or if the database refuses.
     #[track_caller]
     pub fn save(&self, name: &str) {
-        expected("save the state", self.0.save(Some(name), soon()));
+        unwrap_or_panic("save the state", self.0.save(Some(name), control_deadline()));
     }
 
-    /// Brings a saved state back, any number of times, as [`TestServer::reset`] brings back the state at the start.
+    /// Restores a saved state, as often as a test wants to. Blocks for some milliseconds.
     ///
     /// # Panics
-    /// If no state of this name was saved, or the database refuses: nothing is changed then.
+    /// If no state of this name was saved, or if the database refuses. Nothing is changed then.
     #[track_caller]
     pub fn restore(&self, name: &str) {
-        expected("restore the state", self.0.restore(Some(name), soon()));
+        unwrap_or_panic("restore the state", self.0.restore(Some(name), control_deadline()));
     }
 
-    /// Has so many of the next requests with this method, and with this path or target, fail:
+    /// Makes the next `times` requests with this method, and with this path or target, fail:
     /// `server.fail(Fault::AnswerLost, "POST", "/users", 1)`.
     ///
     /// # Panics
     /// If no such request can fail: the service has no such route, or answers it without a worker.
     #[track_caller]
     pub fn fail(&self, fault: Fault, method: &str, target: &str, times: u32) {
-        expected("have requests fail", self.0.watch.lock().fail(fault, method, target, times));
+        let added = self.0.watch.lock().add_fault(fault, method, target, times);
+        unwrap_or_panic("have requests fail", added);
     }
 
-    /// Forgets the faults that are left.
+    /// Removes the faults that are left.
     pub fn fail_none(&self) {
-        self.0.watch.lock().fail_none();
+        self.0.watch.lock().remove_faults();
     }
 
-    /// Returns how many requests are yet to fail. Dropping the server panics unless it is 0.
+    /// Returns how many requests are yet to fail. Dropping the server panics unless this number is 0.
     pub fn faults_left(&self) -> u32 {
         self.0.watch.lock().faults_left()
     }
 
-    /// Returns the requests that were received since the start or the last reset, in their order, as far as 8 MiB hold
-    /// them: `method`, `target`, `headers` by names in lower case, and `body`, which is an object or the length of any other
-    /// body. Secrets are `***`. Requests that the frontend answers by itself are not among them.
+    /// Returns the requests that the server has received since its start or the last reset, in their order. Old
+    /// requests are dropped if all take more than 8 MiB. Requests that the frontend answers by itself are not among
+    /// them.
+    ///
+    /// A request has `method`, `target`, `headers` by names in lower case, and `body`: the object, or the length of a
+    /// body that is no object. Secrets are `***`.
     pub fn requests(&self) -> Vec<Value> {
         self.0.watch.lock().requests()
     }
@@ -190,13 +195,13 @@ impl TestServer {
     /// Lets time pass for idempotency keys and for counts of wrong passwords. Blocks for some milliseconds.
     ///
     /// # Panics
-    /// If the database refuses, as for more time than its timestamps have.
+    /// If the database refuses, as for more time than a timestamp can have.
     #[track_caller]
     pub fn advance(&self, time: Duration) {
-        expected("let time pass", self.0.advance(time, soon()));
+        unwrap_or_panic("let time pass", self.0.advance(time, control_deadline()));
     }
 
-    /// Stops the server and drops the database, as dropping this value does, but waits for `drain_delay` before.
+    /// Stops the server and drops the database, as dropping this value does, but first waits for `drain_delay`.
     pub fn stop(self) {
         self.0.server.announce_stop();
     }
@@ -223,14 +228,14 @@ impl Drop for TestServer {
     }
 }
 
-/// Returns the deadline of a control that begins now.
-fn soon() -> Instant {
-    Instant::now() + CONTROL_TIME
+/// Returns the deadline of a change that begins now.
+fn control_deadline() -> Instant {
+    Instant::now() + MAX_CONTROL_TIME
 }
 
-/// Panics with the place of the test that called.
+/// Returns the value of a result. Panics with an error, and with the line of the test that called the method.
 #[track_caller]
-fn expected<T>(what: &str, result: Result<T, impl fmt::Debug>) -> T {
+fn unwrap_or_panic<T>(what: &str, result: Result<T, impl fmt::Debug>) -> T {
     match result {
         Ok(value) => value,
         Err(error) => panic!("cannot {what}: {error:?}"),

@@ -1,9 +1,9 @@
-//! The services of `userd test`, and their controls: requests to the first service, below paths that only its user knows.
-//! Each control is executed on a thread of its own.
+//! The services of `userd test`, and their controls: requests to the first service, below paths that only its user
+//! knows. A thread of its own executes each control.
 
-use super::databases::{ScratchDatabase, small};
-use super::{Fault, Refused, requests::Watch, states::Running};
-use crate::config::{Config, Database, Limits, PasswordHashing, SETTINGS, Scope, near_miss};
+use super::databases::{ScratchDatabase, small_config};
+use super::{Fault, Refused, requests::RequestWatch, states::RunningService};
+use crate::config::{Config, Database, Limits, PasswordHashing, SETTINGS, Scope};
 use crate::http::{Method, Request, Response, phrase};
 use crate::server::{self, BoundServer};
 use crate::transfer::{self, Import};
@@ -18,16 +18,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
-/// Time that the start of the first service may take.
-const START_TIME: Duration = Duration::from_secs(60);
+/// The most time that saving the users of the first service may take.
+const MAX_START_TIME: Duration = Duration::from_secs(60);
 
-/// The controls, a line each, as a GET of their URL lists them.
+/// The list of controls, one a line, for a GET of their URL.
 const CONTROLS: &str = include_str!("controls.txt");
 
 /// The body of `POST services`.
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-struct Order {
+struct ServiceBody {
     settings: BTreeMap<String, Value>,
     users: Vec<Value>,
 }
@@ -35,7 +35,7 @@ struct Order {
 /// The body of `POST faults`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Failure {
+struct FaultBody {
     fault: String,
     method: String,
     path: String,
@@ -47,18 +47,16 @@ struct Failure {
 /// The body of `POST time`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Time {
+struct TimeBody {
     advance: f64,
 }
 
-/// Checks that a service of a test may have a setting; the first one more than those that a control starts.
+/// Checks that a test's service may have a setting. The first service may have more settings than a service that a
+/// control starts.
 fn check_setting(name: &str, is_first: bool) -> Result<(), String> {
     let known = SETTINGS.iter().find(|setting| setting.variable == name);
     match known.map(|setting| setting.scope) {
-        None => {
-            let meant = near_miss(name).unwrap_or("one that `userd --help` lists");
-            Err(format!("{name:?} is no setting of userd: did you mean {meant}?"))
-        }
+        None => Err(format!("{name:?} is no setting of userd: `userd --help` lists them")),
         Some(Scope::Database) => Err(format!(
             "{name}: a service of a test has a database of its own, made by the POSTGRES_BIN of the environment"
         )),
@@ -69,32 +67,32 @@ fn check_setting(name: &str, is_first: bool) -> Result<(), String> {
     }
 }
 
-/// Returns the configuration of a service of a test. Blocks to read the files that `…_FILE` settings name. The error is a
-/// line.
+/// Returns the configuration of a test's service. Blocks to read the files that `…_FILE` settings name. The error is
+/// one line.
 pub fn config(settings: &BTreeMap<String, OsString>, is_first: bool) -> Result<Config, String> {
     settings.keys().try_for_each(|name| check_setting(name, is_first))?;
     let base = Config {
         db_connect_timeout: Duration::from_secs(3),
         password_hashing: PasswordHashing::LeastCostForTests,
         limits: Limits { stop_timeout: Duration::from_secs(1), ..Limits::default() },
-        ..small()
+        ..small_config()
     };
     base.with_vars(|name| settings.get(name).cloned()).map_err(|error| error.to_string())
 }
 
-/// The services of a process, which last as long as that does.
+/// The services of a `userd test`, which run until the process ends.
 pub struct Services {
     host: String,
     migrations_dir: Option<PathBuf>,
-    /// The first segment of the path of the first service's controls.
+    /// The name of the first service. The path of a service's controls begins with its name.
     first: String,
-    /// Each service by the first segment of its controls' path.
-    running: Mutex<HashMap<String, Arc<Running>>>,
+    /// Each service by its name.
+    running: Mutex<HashMap<String, Arc<RunningService>>>,
 }
 
 impl Services {
-    /// Starts the first service, which begins with the users of a file, if there is one. `name`: the first segment of its
-    /// controls' path; otherwise a random one. Blocks until it answers.
+    /// Starts the first service. `users` is a file with the users that it begins with. `name` begins the path of its
+    /// controls; without one, a random name does. Blocks until the service answers.
     pub fn start(
         config: &Config,
         users: Option<&[u8]>,
@@ -107,40 +105,40 @@ impl Services {
             running: Mutex::default(),
         }));
         let controls = |request: &Request| services.control(request);
-        let first = begin(config, users, controls, Instant::now() + START_TIME);
+        let first = start_service(config, users, controls, Instant::now() + MAX_START_TIME);
         let first = first.map_err(|refused| refused.message)?;
         services.running.lock().insert(services.first.clone(), Arc::new(first));
         Ok(services)
     }
 
-    /// Returns what is told of the first service: its `url`, its `control` and its `databaseUrl`.
-    pub fn about(&self) -> Value {
-        self.describe(&self.first, &self.first(), None)
+    /// Returns the URLs of the first service: `url`, `control` and `databaseUrl`.
+    pub fn first_urls(&self) -> Value {
+        self.urls(&self.first, &self.first(), None)
     }
 
-    /// Returns the last ten requests to the first service, a line of JSON each.
+    /// Returns the last ten requests to the first service, one line of JSON each.
     pub fn last_requests(&self) -> String {
         self.first().watch.lock().last_lines()
     }
 
-    fn first(&self) -> Arc<Running> {
+    fn first(&self) -> Arc<RunningService> {
         self.running.lock()[&self.first].clone()
     }
 
-    /// Ends a service. Blocks until it has stopped, and locks nothing meanwhile.
+    /// Ends a service. Blocks until the service has stopped, without the lock of the services.
     fn end(&self, name: &str) {
         let _ended = self.running.lock().remove(name);
     }
 
-    /// Returns the control that a request is.
+    /// Returns the control that a request is, or `None` for a request of the API.
     fn control(&'static self, request: &Request) -> Option<server::Control> {
         let name = request.path().split('/').nth(1)?.to_owned();
         let running = self.running.lock().get(&name)?.clone();
         Some(Box::new(move |request, deadline, answer| {
-            if let (Method::Post, [_, "services"]) = (request.method, &*segments(&request)) {
-                // A service whose client was not told of it is ended.
+            if let (Method::Post, [_, "services"]) = (request.method, &*path_segments(&request)) {
+                // Ends the new service if its client was not told the URLs.
                 match self.add(&request, deadline) {
-                    Ok((_, about)) if answer(Response::json(201, &about)) => {}
+                    Ok((_, urls)) if answer(Response::json(201, &urls)) => {}
                     Ok((name, _)) => self.end(&name),
                     Err(refused) => _ = answer(refused.answer()),
                 }
@@ -151,19 +149,19 @@ impl Services {
         }))
     }
 
-    /// Executes a control of one service.
+    /// Executes a control of the service of this name.
     fn execute(
         &self,
         name: &str,
-        running: Arc<Running>,
+        running: Arc<RunningService>,
         request: &Request,
         deadline: Instant,
     ) -> Result<Response, Refused> {
-        match (request.method, &segments(request)[1..]) {
+        match (request.method, &path_segments(request)[1..]) {
             (Method::Get | Method::Head, []) => {
-                let mut about = self.describe(name, &running, Some(request));
-                about["controls"] = CONTROLS.lines().collect();
-                return Ok(Response::json(200, &about));
+                let mut answer = self.urls(name, &running, Some(request));
+                answer["controls"] = CONTROLS.lines().collect();
+                return Ok(Response::json(200, &answer));
             }
             (Method::Delete, []) if name != self.first => {
                 drop(running);
@@ -173,46 +171,47 @@ impl Services {
             (Method::Put, ["states", name]) => running.save(Some(name), deadline)?,
             (Method::Post, ["states", name]) => running.restore(Some(name), deadline)?,
             (Method::Get | Method::Head, ["requests"]) => {
-                return Ok(Response::json(200, &requests(&running.watch.lock(), request)?));
+                return Ok(Response::json(200, &find_requests(&running.watch.lock(), request)?));
             }
-            (Method::Post, ["faults"]) => fail(&mut running.watch.lock(), body(request)?)?,
+            (Method::Post, ["faults"]) => add_fault(&mut running.watch.lock(), parse_body(request)?)?,
             (Method::Get | Method::Head, ["faults"]) => {
                 return Ok(Response::json(200, &json!({"left": running.watch.lock().faults_left()})));
             }
-            (Method::Delete, ["faults"]) => running.watch.lock().fail_none(),
+            (Method::Delete, ["faults"]) => running.watch.lock().remove_faults(),
             (Method::Post, ["time"]) => {
-                running.advance(seconds(body::<Time>(request)?.advance)?, deadline)?;
+                running.advance(parse_seconds(parse_body::<TimeBody>(request)?.advance)?, deadline)?;
             }
             _ => return Err(Refused::new(404, "no such control: GET the URL of the controls lists them")),
         }
         Ok(Response::no_content())
     }
 
-    /// Starts a service, as a body orders it. Returns its name, and what its client is told.
+    /// Starts the service that a `POST services` asks for. Returns its name and its URLs.
     fn add(&self, request: &Request, deadline: Instant) -> Result<(String, Value), Refused> {
-        let order: Order = if request.body.is_empty() { Order::default() } else { body(request)? };
+        let body = if request.body.is_empty() { ServiceBody::default() } else { parse_body(request)? };
         let text = |value| if let Value::String(text) = value { text } else { value.to_string() };
-        let settings = order.settings.into_iter().map(|(name, value)| (name, text(value).into())).collect();
+        let settings = body.settings.into_iter().map(|(name, value)| (name, text(value).into())).collect();
         let config = config(&settings, false).map_err(|problem| Refused::new(400, problem))?;
         let (host, migrations_dir) = (self.host.clone(), self.migrations_dir.clone());
         let config = Config { host, migrations_dir, ..config };
-        let users = (!order.users.is_empty()).then(|| Value::from(order.users).to_string());
-        let running = begin(&config, users.as_ref().map(String::as_bytes), |_| None, deadline)?;
+        let users = (!body.users.is_empty()).then(|| Value::from(body.users).to_string());
+        let running = start_service(&config, users.as_ref().map(String::as_bytes), |_| None, deadline)?;
         let (name, running) = (random_name(), Arc::new(running));
         self.running.lock().insert(name.clone(), running.clone());
-        let about = self.describe(&name, &running, Some(request));
-        Ok((name, about))
+        let urls = self.urls(&name, &running, Some(request));
+        Ok((name, urls))
     }
 
-    /// Returns the URLs of a service, of its controls, and of its database, unless other machines use the service.
-    fn describe(&self, name: &str, running: &Running, request: Option<&Request>) -> Value {
+    /// Returns the URLs of a service and of its controls. Adds the URL of its database if the service listens on the
+    /// loopback, because clients on other machines cannot reach the database.
+    fn urls(&self, name: &str, running: &RunningService, request: Option<&Request>) -> Value {
         let host = request.and_then(|request| request.header("host"));
-        let mut about =
-            json!({"url": url(running, host), "control": format!("{}/{name}", url(&self.first(), host))});
+        let (url, control) = (service_url(running, host), service_url(&self.first(), host));
+        let mut urls = json!({"url": url, "control": format!("{control}/{name}")});
         if running.server.addr().is_some_and(|addr| addr.ip().is_loopback()) {
-            about["databaseUrl"] = running.database.url().into();
+            urls["databaseUrl"] = running.database.url().into();
         }
-        about
+        urls
     }
 }
 
@@ -220,33 +219,33 @@ fn random_name() -> String {
     Uuid::new_v4().simple().to_string()
 }
 
-/// Returns the segments of a control's path. The first one names the service.
-fn segments(request: &Request) -> Vec<&str> {
+/// Returns the segments of a control's path. The first segment is the name of a service.
+fn path_segments(request: &Request) -> Vec<&str> {
     request.path().split('/').filter(|segment| !segment.is_empty()).collect()
 }
 
-/// Starts a server on a database that begins with these users. Blocks until it answers.
-fn begin(
+/// Starts a service on a database that begins with these users. Blocks until the service answers.
+fn start_service(
     config: &Config,
     users: Option<&[u8]>,
     controls: impl Fn(&Request) -> Option<server::Control> + Send + Sync + 'static,
     deadline: Instant,
-) -> Result<Running, Refused> {
-    // An address that cannot be used is told before a database is made.
+) -> Result<RunningService, Refused> {
+    // Binds the address first, so that an address that cannot be used is reported before a database is made.
     let bound = BoundServer::bind(config)?;
     let database = ScratchDatabase::with_migrations(config.migrations_dir.as_deref())?;
     if let Some(users) = users {
-        store(database.url(), config, users).map_err(|problem| Refused::new(400, problem))?;
+        store_users(database.url(), config, users).map_err(|problem| Refused::new(400, problem))?;
     }
-    let running = Running::start(database, bound, config, controls)?;
+    let running = RunningService::start(database, bound, config, controls)?;
     if users.is_some() {
         running.save(None, deadline)?;
     }
     Ok(running)
 }
 
-/// Returns the journal, of requests that the query chooses.
-fn requests(watch: &Watch, request: &Request) -> Result<Value, Refused> {
+/// Returns the requests of the journal that the query of a `GET requests` chooses.
+fn find_requests(watch: &RequestWatch, request: &Request) -> Result<Value, Refused> {
     let (mut method, mut path) = (None, None);
     let query = request.target.split_once('?').map_or("", |(_, query)| query);
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -261,51 +260,52 @@ fn requests(watch: &Watch, request: &Request) -> Result<Value, Refused> {
     watch.find(method.as_deref(), path.as_deref())
 }
 
-/// Has requests fail, as a body orders it.
-fn fail(watch: &mut Watch, failure: Failure) -> Result<(), Refused> {
+/// Makes requests fail as the body of a `POST faults` says.
+fn add_fault(watch: &mut RequestWatch, body: FaultBody) -> Result<(), Refused> {
     const FAULTS: &str = "a fault is answer-lost, refused, 503, slow with seconds, cut with bytes";
-    let Failure { fault, method, path, times, seconds: time, bytes } = failure;
-    let fault = match (&*fault, time, bytes) {
+    let FaultBody { fault, method, path, times, seconds, bytes } = body;
+    let fault = match (&*fault, seconds, bytes) {
         ("answer-lost", None, None) => Fault::AnswerLost,
         ("refused", None, None) => Fault::Refused,
         ("503", None, None) => Fault::Unavailable,
-        ("slow", Some(time), None) => Fault::Slow(seconds(time)?),
+        ("slow", Some(seconds), None) => Fault::Slow(parse_seconds(seconds)?),
         ("cut", None, Some(bytes)) => Fault::Cut(bytes),
         _ => return Err(Refused::new(400, FAULTS)),
     };
-    watch.fail(fault, &method, &path, times.unwrap_or(1))
+    watch.add_fault(fault, &method, &path, times.unwrap_or(1))
 }
 
-fn seconds(number: f64) -> Result<Duration, Refused> {
+fn parse_seconds(number: f64) -> Result<Duration, Refused> {
     Duration::try_from_secs_f64(number).map_err(|error| Refused::new(400, format!("{number}: {error}")))
 }
 
 /// Parses the body of a control.
-fn body<T: DeserializeOwned>(request: &Request) -> Result<T, Refused> {
-    // serde would take an array for the members of a structure.
+fn parse_body<T: DeserializeOwned>(request: &Request) -> Result<T, Refused> {
+    // Parses an object first, because serde would accept an array as the members of a structure.
     let members: serde_json::Result<Map<String, Value>> = serde_json::from_slice(&request.body);
     let parsed = members.and_then(|members| serde_json::from_value(members.into()));
     parsed.map_err(|error| Refused::new(400, format!("the body: {error}")))
 }
 
 impl Refused {
-    /// Returns its answer.
+    /// Returns the answer that says the reason.
     fn answer(&self) -> Response {
         Response::json(self.status, &json!({"error": phrase(self.status), "message": self.message}))
     }
 }
 
-/// Returns the URL of a service. One that listens on every address is named as its client does, or by the loopback.
-fn url(running: &Running, host: Option<&str>) -> String {
+/// Returns the URL of a service. If the service listens on every address, the URL has the host that the client has
+/// sent, or else the loopback.
+fn service_url(running: &RunningService, host: Option<&str>) -> String {
     let addr = running.server.addr().filter(|addr| addr.ip().is_unspecified());
     let Some(addr) = addr else { return running.server.base_url().to_owned() };
     let host = host.unwrap_or("127.0.0.1");
     format!("http://{}:{}", host.rsplit_once(':').map_or(host, |(name, _)| name), addr.port())
 }
 
-/// Stores users in a database that begins with them: whatever their columns can hold, with their ids if they have some, and
-/// with clear passwords. Blocks until that is done. The error names the first users that are refused.
-fn store(url: &str, config: &Config, users: &[u8]) -> Result<(), String> {
+/// Imports the first users of a database. Accepts every value that a column can hold, ids, and clear passwords. Blocks
+/// until the users are stored. The error names the first users that are refused.
+fn store_users(url: &str, config: &Config, users: &[u8]) -> Result<(), String> {
     let config = Config { database: Database::Url(url.into()), ..config.clone() };
     let options = Import { as_is: true, keep_ids: true, clear_passwords: true, ..Import::default() };
     let imported = transfer::import(&config, &options, users, || ()).map_err(|error| error.to_string())?;

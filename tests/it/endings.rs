@@ -43,7 +43,7 @@ fn each_names_the_cause_and_then_the_remedy() {
             &["test", "--set", "SCHMEA=strict", "--", "true"],
             125,
             "is no setting of userd",
-            "did you mean SCHEMA?",
+            "`userd --help` lists them",
         ),
         (&["test", "--host=unix:/tmp/x", "--", "true"], 125, "HOST", "listens on a TCP port"),
         (&["test"], 125, "standard input has ended", "name a COMMAND, or add --until-signal"),

@@ -273,7 +273,8 @@ fn the_settings_in_force() {
     assert_eq!(userd(&["config"], &[("WORKERS", "0")]).0, 2);
 
     dir.write("userd.env", "DATABASE_URL=x\nsecret text\n");
-    let expected = (2, String::new(), format!("userd: --env-file: {file}: line 2 is not NAME=value\n"));
+    let expected =
+        (2, String::new(), format!("userd: --env-file: {file}: line 2 is not NAME=value or NAME='value'\n"));
     for verb in [&[][..], &["check"], &["config"]] {
         assert_eq!(userd(&[verb, &["--env-file", file]].concat(), &[]), expected);
     }
