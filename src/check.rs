@@ -65,7 +65,7 @@ const HASH_READERS: &str = "\
     order by 1";
 
 /// Returns the statements that give role $1 the rights to run a service, one in each row.
-const GRANTS: &str = "\
+const GRANTS_FOR_ROLE: &str = "\
     select format(line, current_schema(), rolname, current_database(), pg_get_serial_sequence('users', 'id')) \
     from pg_roles, unnest(array[ \
         'grant connect on database %3$I to %2$I;', \
@@ -102,7 +102,7 @@ pub fn recount(config: &Config) -> Result<String, StartError> {
 
 /// Returns the statements that give a role the rights to run a service. Each ends with a semicolon.
 pub fn grants(config: &Config, role: &str) -> Result<Vec<String>, StartError> {
-    let grants = query_lines(&mut connect_migrated(config)?, GRANTS, &[(&role, Type::NAME)])?;
+    let grants = query_lines(&mut connect_migrated(config)?, GRANTS_FOR_ROLE, &[(&role, Type::NAME)])?;
     if grants.is_empty() {
         return Err(StartError::Statement(format!("there is no role {role:?}")));
     }

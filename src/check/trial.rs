@@ -105,7 +105,7 @@ const STEPS_AFTER_ROLLBACK: [Step; 2] = [
 ];
 
 /// Returns the enabled triggers of the tables $1: the name, alone and with the table; the function, if it is in the schema, and its body.
-const TRIGGERS: &str = "\
+const ENABLED_TRIGGERS: &str = "\
     select tgname::text, format('%I on %s', tgname, tgrelid::regclass), case \
         when tgfoid = to_regprocedure(format('%I()', proname))::oid then format('%s()', proname) else '' end, prosrc \
     from pg_trigger join pg_proc on pg_proc.oid = tgfoid \
@@ -125,14 +125,14 @@ const OWNERS_WITHOUT_RIGHTS: &str = "\
             from unnest(string_to_array(rights, ',')) one where not has_table_privilege(proowner, to_regclass(t)::oid, one)))";
 
 /// Returns the sequence that ids are drawn from, whatever its name is, and whether the role may read it.
-const SEQUENCE: &str = "select name, has_sequence_privilege(name, 'SELECT') \
+const ID_SEQUENCE: &str = "select name, has_sequence_privilege(name, 'SELECT') \
     from pg_get_serial_sequence('users', 'id') name where name is not null";
 
-/// Returns a row if the next id of the sequence `SEQUENCE` is taken, or if there is no next id.
-const SEQUENCE_IS_BEHIND: &str = "select last_value from SEQUENCE where last_value = bigint '9223372036854775807' \
+/// Returns a row if the next id of the sequence is taken, or if there is no next id. `SEQUENCE` stands for its name.
+const ID_SEQUENCE_IS_BEHIND: &str = "select last_value from SEQUENCE where last_value = bigint '9223372036854775807' \
     or exists (select from users where id >= last_value and (id > last_value or not is_called))";
 
-const SET_SEQUENCE: &str =
+const SET_ID_SEQUENCE: &str =
     "select setval(pg_get_serial_sequence('users', 'id'), coalesce(max(id), bigint '1')) from users";
 
 /// Returns the sessions that hold or wait for a lock of the tables $1, if reads or changes have to wait for this lock.
@@ -197,15 +197,15 @@ impl Trial<'_> {
         for row in self.transaction.query_typed(OWNERS_WITHOUT_RIGHTS, &[])? {
             self.add_problem(row.get(0), "", row.get(1));
         }
-        for row in self.transaction.query_typed(SEQUENCE, &[])? {
-            let (sql, count) = (SEQUENCE_IS_BEHIND.replace("SEQUENCE", row.get(0)), self.findings.len());
+        for row in self.transaction.query_typed(ID_SEQUENCE, &[])? {
+            let (sql, count) = (ID_SEQUENCE_IS_BEHIND.replace("SEQUENCE", row.get(0)), self.findings.len());
             let what = "the sequence of ids is behind them or at its end, so that creates fail";
             if !row.get::<_, bool>(1) {
                 let line = "the role may not see the sequence of ids, which may be behind them";
                 add_findings(&mut self.findings, Note, "service", [line]);
                 continue;
             }
-            self.execute_step(&(what, &sql, "", NoRow, SET_SEQUENCE))?;
+            self.execute_step(&(what, &sql, "", NoRow, SET_ID_SEQUENCE))?;
             // Ends the trial if the sequence is behind: a create would draw an id, and a later check would no longer
             // find the fault.
             if self.findings.len() > count {
@@ -226,7 +226,7 @@ impl Trial<'_> {
     /// function of the migrations. Returns the triggers of other programs.
     fn read_triggers(&mut self) -> Result<Vec<String>, Error> {
         let mut foreign = Vec::new();
-        for row in self.transaction.query_typed(TRIGGERS, &[(&TABLES, Type::TEXT_ARRAY)])? {
+        for row in self.transaction.query_typed(ENABLED_TRIGGERS, &[(&TABLES, Type::TEXT_ARRAY)])? {
             let [name, label, function, body] = [0, 1, 2, 3].map(|at| row.get::<_, &str>(at));
             let made_by = |what: String| self.migrations.find_statement(&format!("create {what} "));
             let made = made_by(format!("function {function}"));

@@ -1,7 +1,7 @@
 //! Statements of exports and imports. An export reads all users from one snapshot. An import stages its users in a temporary table,
 //! removes those whose address or id is taken, and stores the others with one insert.
 
-use super::rows::user;
+use super::rows::read_user;
 use crate::users::password::PasswordHash;
 use crate::users::timestamp;
 use crate::users::user::{NewUser, User};
@@ -13,7 +13,7 @@ use time::OffsetDateTime;
 
 /// Lifts the limits of the role for the transaction, because bulk statements take long, and allows sequential scans. Turns JIT off,
 /// because compiling takes longer than it saves. Leaves out the settings that the server's version does not have.
-const SETTINGS: &str = "
+const BULK_SETTINGS: &str = "
     select set_config(name, value, true)
     from pg_settings join (values ('statement_timeout', '0'), ('lock_timeout', '0'), ('jit', 'off'),
         ('idle_in_transaction_session_timeout', '0'), ('transaction_timeout', '0'),
@@ -33,7 +33,7 @@ const STAGE_ROWS: &str = "
 
 /// Stores the staged users, in the order of their lines, and their hashes. A user without an id gets the next id. The setting
 /// `userd.position` tells which line a stored row is from, as in `CREATE_MANY`: a trigger may have changed all values of the row.
-const STORE: &str = "
+const STORE_STAGED: &str = "
     with created as (
         insert into users (created_at, updated_at, name, email)
         select coalesce(created_at, now()), coalesce(updated_at, now()), name, email
@@ -100,7 +100,7 @@ const SKIP_EXISTING: &str = r#"
 fn begin_bulk<'a>(client: &'a mut Client, only_reads: bool, first: &str) -> Result<Transaction<'a>, Error> {
     let transaction = client.build_transaction().isolation_level(IsolationLevel::ReadCommitted);
     let mut transaction = transaction.read_only(only_reads).start()?;
-    transaction.query_typed(SETTINGS, &[])?;
+    transaction.query_typed(BULK_SETTINGS, &[])?;
     transaction.batch_execute(first)?;
     Ok(transaction)
 }
@@ -133,7 +133,7 @@ pub fn each_user<E: From<Error>>(
     // Reads row by row, so that memory does not grow with the number of users.
     let mut rows = transaction.query_typed_raw(sql, Vec::<(i64, Type)>::new())?;
     while let Some(row) = rows.next()? {
-        each(user(&row, None)?, row.try_get("password_hash")?)?;
+        each(read_user(&row, None)?, row.try_get("password_hash")?)?;
     }
     Ok(())
 }
@@ -211,5 +211,5 @@ pub fn store(import: &mut Transaction, keep_ids: bool) -> Result<u64, Error> {
         // Moves the sequence first, so that no other session draws an id of the file. A rollback does not move it back.
         import.query_typed(RESERVE_IDS, &[])?;
     }
-    Ok(import.query_typed_one(STORE, &[])?.try_get::<_, i64>(0)?.unsigned_abs())
+    Ok(import.query_typed_one(STORE_STAGED, &[])?.try_get::<_, i64>(0)?.unsigned_abs())
 }

@@ -54,14 +54,14 @@ pub const GRANTS_HINT: &str =
     ": `userd grants ROLE`, as the role that owns the tables, prints the grants of a role";
 
 /// The table in which refinery records the migrations that it has applied.
-pub const HISTORY: &str = "refinery_schema_history";
+pub const HISTORY_TABLE: &str = "refinery_schema_history";
 
 /// The names of the migrations that a database lacks or has with another text. `None` if the database has all of them, and beside them
 /// only newer migrations that are compatible.
 type MissingNames = Option<Vec<String>>;
 
 /// The number of each migration, with the checksum of its text.
-type Keys = BTreeSet<(i64, String)>;
+type MigrationKeys = BTreeSet<(i64, String)>;
 
 /// The migrations that this release, or the directory `MIGRATIONS_DIR`, has.
 pub struct Migrations(Vec<Migration>);
@@ -93,7 +93,7 @@ impl Migrations {
         self.0.iter().flat_map(names_created_by).collect()
     }
 
-    fn keys(&self) -> Keys {
+    fn keys(&self) -> MigrationKeys {
         self.0.iter().map(key).collect()
     }
 
@@ -169,10 +169,10 @@ impl Migrations {
             find_other_schemas(client)?.into_iter().next().map_or(Ok(()), |(_, line)| Err(line))?;
         }
         if is_foreign || !are_ours && !rows.is_empty() {
-            refuse_names_of_another_program(client, &[HISTORY])?;
+            refuse_names_of_another_program(client, &[HISTORY_TABLE])?;
         }
         if rows.is_empty() {
-            let hidden = query_lines(client, ROW_SECURITY, &[(&vec![HISTORY], Type::TEXT_ARRAY)])?;
+            let hidden = query_lines(client, ROW_SECURITY, &[(&vec![HISTORY_TABLE], Type::TEXT_ARRAY)])?;
             hidden.into_iter().next().map_or(Ok(()), Err)?;
         }
         let missing = self.missing_in(&rows)?;
@@ -290,8 +290,8 @@ pub fn connect_migrated(config: &crate::Config) -> Result<Client, StartError> {
 
 /// Returns whether a release with the migrations `ours` can use a database with the migrations `applied`. `mark` is the comment on
 /// the history, in which the newest migration says how old a release may be: "migration 4 is compatible with migration 3".
-fn is_compatible(applied: &Keys, ours: &Keys, mark: Option<&str>) -> Result<bool, String> {
-    let newest = |keys: &Keys| keys.last().map_or(0, |(version, _)| *version);
+fn is_compatible(applied: &MigrationKeys, ours: &MigrationKeys, mark: Option<&str>) -> Result<bool, String> {
+    let newest = |keys: &MigrationKeys| keys.last().map_or(0, |(version, _)| *version);
     let (last, known) = (newest(applied), newest(ours));
     // Returns false also if a migration has another text: refinery then refuses to migrate, with a line that names
     // the migration.

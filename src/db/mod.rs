@@ -24,7 +24,7 @@ pub mod tls;
 pub const WRITTEN: &[&str] = &["users", "credentials", "idempotency_keys"];
 
 /// The tables that the statements of a service read. The triggers of its tables read no further ones.
-pub const TABLES: &[&str] = &[WRITTEN[0], WRITTEN[1], WRITTEN[2], "user_counts", migrate::HISTORY];
+pub const TABLES: &[&str] = &[WRITTEN[0], WRITTEN[1], WRITTEN[2], "user_counts", migrate::HISTORY_TABLE];
 
 pub use pool::Pool;
 pub use sqlstate::{Failure, explain};

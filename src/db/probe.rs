@@ -32,7 +32,7 @@ pub const REMOVE_EXPIRED: &str = "
     returning key";
 
 /// The largest number of rows that [`REMOVE_EXPIRED`] removes.
-const MAX_REMOVED: usize = 1000;
+const MAX_REMOVED_ROWS: usize = 1000;
 
 const OTHER_SCHEMA: &str = "the database's schema is not the one expected";
 
@@ -187,7 +187,7 @@ fn probe(
 fn remove_expired(session: &mut Option<Session>) -> bool {
     let Some(session) = session else { return false };
     match session.connection.query_typed(REMOVE_EXPIRED, &[]) {
-        Ok(rows) => rows.len() == MAX_REMOVED,
+        Ok(rows) => rows.len() == MAX_REMOVED_ROWS,
         Err(error) => {
             log::warn!("idempotency keys that have expired are not removed: {}", explain(&error));
             false

@@ -7,7 +7,7 @@ use crate::users::user::{Credential, User};
 use postgres::{Row, types::FromSql};
 
 /// Returns the user in a row. `lazy` loads the credential of the user on access.
-pub fn user<'a, T: FromSql<'a>>(
+pub fn read_user<'a, T: FromSql<'a>>(
     row: &'a Row,
     lazy: Option<Loader<Credential>>,
 ) -> Result<User<T>, postgres::Error> {
@@ -24,7 +24,7 @@ pub fn user<'a, T: FromSql<'a>>(
 }
 
 /// Returns the credential in a row, or `None` if the hash is null.
-pub fn credential(row: &Row) -> Result<Option<Credential>, Error> {
+pub fn read_credential(row: &Row) -> Result<Option<Credential>, Error> {
     let hash: Option<String> = row.try_get("password_hash")?;
     Ok(hash.map(|hash| Credential { password_hash: PasswordHash::from_phc(hash) }))
 }

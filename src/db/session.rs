@@ -39,9 +39,9 @@ impl Session {
     /// Returns false if the server has ended the connection. A change asks first, as a change that was sent on such a connection
     /// cannot be repeated. Looks only if the connection was idle for a second, and blocks for a millisecond then.
     pub(super) fn is_alive(&mut self) -> bool {
-        const IDLE: Duration = Duration::from_secs(1);
+        const MIN_IDLE_TIME: Duration = Duration::from_secs(1);
         const POLL_PAUSE: Duration = Duration::from_millis(1);
-        self.last_answer_at.elapsed() < IDLE
+        self.last_answer_at.elapsed() < MIN_IDLE_TIME
             || self.connection.notifications().timeout_iter(POLL_PAUSE).next().is_ok()
                 && !self.connection.is_closed()
     }

@@ -23,7 +23,7 @@ const IGNORED_PARAMETERS: &str = "schema currentSchema search_path schema_search
      uselibpqcompat workaround statement_timeout pool binary_parameters default_query_exec_mode load_balance_hosts";
 
 /// The problem of a URL whose percent-encoding is malformed, or encodes no text.
-const NOT_ENCODED: &str =
+const BAD_PERCENT_ENCODING: &str =
     "'%' is not followed by two hexadecimal digits, or encodes no UTF-8: write %25 for '%'";
 
 /// The values of parameters without effect that end the start, because they ask for more safety than userd has.
@@ -117,7 +117,7 @@ impl Target {
             let pair = pair.split_once('=').filter(|(_, value)| !value.contains('='));
             pair.ok_or("each parameter after '?' must read name=value; '=' in a value is %3D")
         });
-        let decoded = |text: &str| percent_decode(text).map(Cow::into_owned).ok_or(NOT_ENCODED);
+        let decoded = |text: &str| percent_decode(text).map(Cow::into_owned).ok_or(BAD_PERCENT_ENCODING);
         let pairs = base.map(Ok).chain(parameters);
         let pairs = pairs.map(|pair| pair.and_then(|(name, value)| Ok((decoded(name)?, decoded(value)?))));
         Target::from_pairs(pairs.collect::<Result<_, _>>()?, 5, os_user)
@@ -138,7 +138,7 @@ impl Target {
         if values.get("target_session_attrs").is_some_and(|value| value == "primary") {
             values.insert("target_session_attrs".to_owned(), "read-write".to_owned());
         }
-        for (name, libpq_name, default) in DEFAULTS {
+        for (name, libpq_name, default) in PARAMETER_DEFAULTS {
             let value = values.remove(libpq_name).unwrap_or(default.to_owned());
             values.entry(name.to_owned()).or_insert(value);
         }
@@ -227,7 +227,7 @@ fn unwrap_text(text: &str) -> &str {
 }
 
 /// Parameters that have a default here: the name in the `postgres` crate, the name in libpq, and the default.
-const DEFAULTS: [(&str, &str, &str); 4] = [
+const PARAMETER_DEFAULTS: [(&str, &str, &str); 4] = [
     ("application_name", "fallback_application_name", "userd"),
     ("keepalives_idle", "keepalives_idle", "5"),
     ("keepalives_interval", "keepalives_interval", "2"),
@@ -366,7 +366,7 @@ mod tests {
                 "! B" => {
                     "! brackets hold an address, and a port may follow them, as in [::1]:5432".to_owned()
                 }
-                "! E" => format!("! {NOT_ENCODED}"),
+                "! E" => format!("! {BAD_PERCENT_ENCODING}"),
                 "! P" => "! each parameter after '?' must read name=value; '=' in a value is %3D".to_owned(),
                 _ => expected.replace(" D ", r#" database "d" as user "u" on "#),
             };

@@ -3,7 +3,7 @@
 //! An address without a user takes the same steps and the same time as an address with a user.
 
 use super::{Lane, Operations, Outcome, Step};
-use crate::db::{Failure, none_if_untranslatable, rows::credential, session::Param};
+use crate::db::{Failure, none_if_untranslatable, rows::read_credential, session::Param};
 use crate::error::Error;
 use crate::http::{PeerKey, Request, Response, counted_as};
 use crate::input::body;
@@ -54,7 +54,8 @@ impl Operations {
         let rows = self.pool.execute(FIND_WITH_CREDENTIAL, &[(&email, Type::TEXT)], None);
         let rows = none_if_untranslatable(email, rows)?;
         let user = |row| {
-            Ok(User { credential: Relation::loaded("credential", credential(row)?), ..self.read_user(row)? })
+            let credential = Relation::loaded("credential", read_credential(row)?);
+            Ok(User { credential, ..self.read_user(row)? })
         };
         rows.first().map(user).transpose()
     }

@@ -1,7 +1,7 @@
 //! `GET /users/{id}`: finds a user. Answers 304 if the client has the user's state already.
 
 use super::{Item, Operations, answer_user};
-use crate::db::{Failure, Pool, blocking::outside_of_runtimes, rows::credential};
+use crate::db::{Failure, Pool, blocking::outside_of_runtimes, rows::read_credential};
 use crate::error::Error;
 use crate::http::{Request, Response};
 use crate::input::{condition, etag};
@@ -56,7 +56,7 @@ pub(super) fn loader(pool: &Arc<Pool>) -> Loader<Credential> {
             let pool = weak.upgrade().ok_or_else(|| Error::Unavailable("the service has stopped".into()))?;
             let rows =
                 pool.execute(FIND_CREDENTIAL, &[(&owner, Type::INT8)], None).map_err(Failure::into_error)?;
-            rows.first().map_or(Ok(None), credential)
+            rows.first().map_or(Ok(None), read_credential)
         })
     })
 }

@@ -318,7 +318,7 @@ impl Operations {
     }
 
     fn read_user(&self, row: &Row) -> Result<User, Error> {
-        Ok(rows::user(row, self.lazy.clone())?)
+        Ok(rows::read_user(row, self.lazy.clone())?)
     }
 }
 
