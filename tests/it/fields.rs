@@ -1,5 +1,5 @@
-//! Every field that a body may set, on each way into the table, to each answer and out of it. A field of the schemas needs a
-//! row here, and no more.
+//! Tests each field that a body may set: on each way into the table, in each answer, and on each way out. A new field
+//! of the schemas needs a row here, and nothing else.
 
 use crate::support::{Client, Database, LONG, OTHER_PASSWORD, PASSWORD, Process, Service, TempDir};
 use serde_json::{Map, Value, json};
@@ -12,7 +12,7 @@ use userd::{
     },
 };
 
-/// A field: its name, two values, and whether null removes it.
+/// The fields: the name of each, two values, and whether null removes it.
 const ROWS: [(&str, &str, &str, bool); 3] = [
     ("email", "ada@example.com", "grace@example.com", false),
     ("name", "Ada", "Grace", false),
@@ -36,7 +36,7 @@ fn start() -> Service {
     })
 }
 
-/// Asserts that a user has these fields, and of the passwords only this one, or none.
+/// Checks that a user has these fields, and opens with the password among them alone.
 #[track_caller]
 fn assert_user(client: &mut Client, id: &str, expected: &Fields) {
     let answer = client.get(&format!("/users/{id}")).json();
@@ -53,7 +53,7 @@ fn assert_user(client: &mut Client, id: &str, expected: &Fields) {
     }
 }
 
-/// Executes commands in batches, each to its end. Returns the answers.
+/// Executes commands in batches until each has an answer. Returns the answers.
 fn execute(service: &Service, mut commands: Vec<Command>) -> Vec<Value> {
     let operations = operations(service.server.app());
     let mut answers = vec![None; commands.len()];
@@ -120,7 +120,7 @@ fn fields_of_creates() {
             service.database.run("delete from users");
         }
         assert_eq!(client.request("POST", "/users", &[("Idempotency-Key", "k")], &body).status, 410);
-        // A deleted user leaves nothing of its fields.
+        // Checks that a deleted user leaves none of the values in the kept answers.
         let kept = service.database.value("select string_agg(k::text, '') from idempotency_keys k");
         for value in fields.values().filter_map(Value::as_str).chain(["argon2"]) {
             assert!(!kept.contains(value), "{kept}");
@@ -158,7 +158,7 @@ fn fields_of_changes() {
             assert_eq!(answer.status == 200, may_be_null, "{method} {field}: {answer:?}");
             assert_user(&mut other, &id, &expected);
         }
-        // Beside the removal of a password that is not there.
+        // Changes the field together with the removal of a password that the user does not have.
         for (field, _, value, _) in ROWS.into_iter().filter(|(field, ..)| *field != "password") {
             let (id, mut expected) = create();
             let path = format!("/users/{id}");
@@ -169,7 +169,7 @@ fn fields_of_changes() {
             assert_user(&mut other, &id, &expected);
         }
     }
-    // In a batch with a change of another user. A password is changed in a batch of one.
+    // Changes the field in a batch with a change of another user. A password is changed alone.
     for (field, _, value, may_be_null) in ROWS.into_iter().filter(|(field, ..)| *field != "password") {
         let (id, mut expected) = create();
         let neighbour = other.post("/users", r#"{"name":"n","email":"n@example.com"}"#).id();
@@ -181,7 +181,7 @@ fn fields_of_changes() {
         let updates = |name, value: &Value| {
             vec![update(&neighbour, json!({"name": name})), update(&id, json!({ field: value }))]
         };
-        // A batch waits for no lock: it changes nothing of a user that is locked, and does not say that it has.
+        // Locks the user. The batch does not wait, changes nothing of the user, and does not answer that it has.
         let mut lock = service.database.transaction(&format!("select from users where id = {id} for update"));
         let (mut locked, deadline) = (updates("l", &json!(value)), Instant::now() + LONG);
         let commands = locked.iter_mut().map(|command| (command, deadline)).collect();
@@ -227,7 +227,7 @@ fn fields_of_exports_and_imports() {
     }
 }
 
-/// A page has memory for its largest users.
+/// Checks that the longest JSON of a user has at most `MAX_USER_BYTES`, for which a page has memory.
 #[test]
 fn the_largest_user() {
     let service = start();
@@ -241,7 +241,8 @@ fn the_largest_user() {
             assert_eq!(created.json()[field], Value::Null, "a field of an answer has a bound");
             continue;
         };
-        // The longest text that the field may have as JSON.
+        // Sets the text whose JSON is the longest: a control character takes six bytes, but not every field may have
+        // one.
         let path = format!("/users/{}", created.id());
         let longest = ["\u{1}", "\u{10348}"].into_iter().any(|character| {
             let body = json!({ field: character.repeat(most as usize) });
