@@ -131,6 +131,7 @@ mod tests {
             ("config --prot=1", "found tip: a similar argument exists: '--port'"),
             ("hunter2", "unrecognized subcommand '…'"),
             ("--embedded hunter2", "the subcommand '…' cannot be used with '--embedded[=<DIR>]'"),
+            ("--port 1 hunter2", "the subcommand '…' cannot be used with '--port <PORT>'"),
             ("--Hunter2", "unexpected argument '…' found"),
             ("-xhunter2", "unexpected argument '…' found"),
             ("export a hunter2", "unexpected argument '…' found"),

@@ -3,7 +3,7 @@
 use super::arguments::Args;
 use super::{Failure, commands, embedded, log::with_priority, signals};
 use crate::check;
-use crate::transfer::{self, Import, Imported, Mapping, TransferError, fields};
+use crate::transfer::{self, Import, Imported, Mapping, TransferError, field_names};
 use log::Level;
 use std::io::{self, Write};
 use std::{fs::File, mem, path::Path};
@@ -46,7 +46,7 @@ pub fn import(args: &Args) -> Result<(), Failure> {
 fn parse_mapping(text: &str) -> Result<Mapping, String> {
     let pair = |pair: &str| {
         let (field, path) = pair.split_once('=')?;
-        let field = fields().find(|known| *known == field.trim())?;
+        let field = field_names().find(|known| *known == field.trim())?;
         Some((field, path.trim().to_owned())).filter(|(_, path)| !path.is_empty())
     };
     let paths: Option<Mapping> = text.split(',').map(pair).collect();
@@ -54,7 +54,7 @@ fn parse_mapping(text: &str) -> Result<Mapping, String> {
     paths.ok_or_else(|| {
         format!(
             "must be FIELD=MEMBER,…, each FIELD once and one of {}",
-            fields().collect::<Vec<_>>().join(", ")
+            field_names().collect::<Vec<_>>().join(", ")
         )
     })
 }

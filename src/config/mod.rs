@@ -303,7 +303,7 @@ impl Config {
         }
         let input = self.limits.max_body_bytes.saturating_add(self.limits.max_head_bytes);
         // The budget has to suffice for the largest page, or for a usual page while a password is hashed.
-        let page = |user_bytes| page::memory(self.max_per_page as usize, user_bytes);
+        let page = |user_bytes| page::memory_bytes(self.max_per_page as usize, user_bytes);
         let hash = (self.password_hashing.params().m_cost() as usize) << 10;
         let work = page(user::MAX_USER_BYTES.next_multiple_of(1 << 10))
             .max(page(user::USUAL_USER_BYTES).saturating_add(hash))

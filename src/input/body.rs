@@ -26,6 +26,6 @@ pub fn body(request: &Request, patch: bool) -> Result<Map<String, Value>, Error>
         return Err(Error::UnsupportedMediaType { patch, coded });
     }
     let mut fields = object(&request.body)?;
-    email::normalize(&mut fields);
+    email::normalize_email(&mut fields);
     Ok(fields)
 }

@@ -142,7 +142,7 @@ impl<'a> Query<'a> {
             None => ("format", "must be UTF-8, percent-encoded"),
             Some(text) if text.is_empty() => ("minLength", "must not be empty"),
             Some(text) if text.contains('\0') => ("pattern", HAS_NUL),
-            Some(text) => return Some(email::normalized(&text)),
+            Some(text) => return Some(email::to_nfc(&text)),
         };
         self.refuse(name, keyword, message);
         None

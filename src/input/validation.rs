@@ -45,7 +45,7 @@ pub struct BodySchemas {
 #[derive(Debug)]
 pub struct BodySchema {
     validator: Validator,
-    /// True if the schema has `format: email`, for which [`email::check`] is called instead.
+    /// True if the schema has `format: email`, for which [`email::check_email`] is called instead.
     has_format: bool,
     mode: config::Validation,
 }
@@ -74,7 +74,7 @@ impl BodySchema {
     /// Returns the body if it is valid, else the refusal that the variant of the contract has.
     pub fn validate(&self, body: Map<String, Value>) -> Result<Map<String, Value>, Error> {
         let address = body.get("email").and_then(Value::as_str).filter(|_| self.has_format);
-        let problem = address.and_then(|address| email::check(address).err());
+        let problem = address.and_then(|address| email::check_email(address).err());
         let body = Value::Object(body);
         let body = match (problem.is_none() && self.validator.is_valid(&body), body) {
             (true, Value::Object(map)) => return Ok(map),

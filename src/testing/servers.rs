@@ -210,7 +210,7 @@ impl TestServer {
         outside_of_runtimes(|| {
             let operations = self.app().operations();
             let hash = operations.hash_password(password)?;
-            let user = NewUser { name: name.to_owned(), email: email::normalized(email), password: None };
+            let user = NewUser { name: name.to_owned(), email: email::to_nfc(email), password: None };
             let create = Create { user, key: None, hash, peer: None };
             let created = create.store(operations, operations.deadline()).map_err(Failure::into_error)?;
             Ok(created.user)

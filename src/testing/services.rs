@@ -13,7 +13,6 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
@@ -82,8 +81,8 @@ pub fn config(settings: &BTreeMap<String, OsString>, is_first: bool) -> Result<C
 
 /// The services of a `userd test`, which run until the process ends.
 pub struct Services {
-    host: String,
-    migrations_dir: Option<PathBuf>,
+    /// The settings of the first service. Every further service has its host and its migrations.
+    config: Config,
     /// The name of the first service. The path of a service's controls begins with its name.
     first: String,
     /// Each service by its name.
@@ -99,12 +98,11 @@ impl Services {
         name: Option<String>,
     ) -> Result<&'static Services, String> {
         let services: &Services = Box::leak(Box::new(Services {
-            host: config.host.clone(),
-            migrations_dir: config.migrations_dir.clone(),
+            config: config.clone(),
             first: name.unwrap_or_else(random_name),
             running: Mutex::default(),
         }));
-        let controls = |request: &Request| services.control(request);
+        let controls = |request: &Request| services.find_control(request);
         let first = start_service(config, users, controls, Instant::now() + MAX_START_TIME);
         let first = first.map_err(|refused| refused.message)?;
         services.running.lock().insert(services.first.clone(), Arc::new(first));
@@ -113,44 +111,44 @@ impl Services {
 
     /// Returns the URLs of the first service: `url`, `control` and `databaseUrl`.
     pub fn first_urls(&self) -> Value {
-        self.urls(&self.first, &self.first(), None)
+        self.urls(&self.first, &self.first_service(), None)
     }
 
     /// Returns the last ten requests to the first service, one line of JSON each.
     pub fn last_requests(&self) -> String {
-        self.first().watch.lock().last_lines()
+        self.first_service().watch.lock().last_lines()
     }
 
-    fn first(&self) -> Arc<RunningService> {
+    fn first_service(&self) -> Arc<RunningService> {
         self.running.lock()[&self.first].clone()
     }
 
     /// Ends a service. Blocks until the service has stopped, without the lock of the services.
-    fn end(&self, name: &str) {
+    fn end_service(&self, name: &str) {
         let _ended = self.running.lock().remove(name);
     }
 
     /// Returns the control that a request is, or `None` for a request of the API.
-    fn control(&'static self, request: &Request) -> Option<server::Control> {
+    fn find_control(&'static self, request: &Request) -> Option<server::Control> {
         let name = request.path().split('/').nth(1)?.to_owned();
         let running = self.running.lock().get(&name)?.clone();
         Some(Box::new(move |request, deadline, answer| {
             if let (Method::Post, [_, "services"]) = (request.method, &*path_segments(&request)) {
                 // Ends the new service if its client was not told the URLs.
-                match self.add(&request, deadline) {
+                match self.add_service(&request, deadline) {
                     Ok((_, urls)) if answer(Response::json(201, &urls)) => {}
-                    Ok((name, _)) => self.end(&name),
+                    Ok((name, _)) => self.end_service(&name),
                     Err(refused) => _ = answer(refused.answer()),
                 }
                 return;
             }
-            let done = self.execute(&name, running, &request, deadline);
+            let done = self.execute_control(&name, running, &request, deadline);
             answer(done.unwrap_or_else(|refused| refused.answer()));
         }))
     }
 
     /// Executes a control of the service of this name.
-    fn execute(
+    fn execute_control(
         &self,
         name: &str,
         running: Arc<RunningService>,
@@ -165,7 +163,7 @@ impl Services {
             }
             (Method::Delete, []) if name != self.first => {
                 drop(running);
-                self.end(name);
+                self.end_service(name);
             }
             (Method::Post, ["reset"]) => running.restore(None, deadline)?,
             (Method::Put, ["states", name]) => running.save(Some(name), deadline)?,
@@ -187,12 +185,12 @@ impl Services {
     }
 
     /// Starts the service that a `POST services` asks for. Returns its name and its URLs.
-    fn add(&self, request: &Request, deadline: Instant) -> Result<(String, Value), Refused> {
+    fn add_service(&self, request: &Request, deadline: Instant) -> Result<(String, Value), Refused> {
         let body = if request.body.is_empty() { ServiceBody::default() } else { parse_body(request)? };
         let text = |value| if let Value::String(text) = value { text } else { value.to_string() };
         let settings = body.settings.into_iter().map(|(name, value)| (name, text(value).into())).collect();
         let config = config(&settings, false).map_err(|problem| Refused::new(400, problem))?;
-        let (host, migrations_dir) = (self.host.clone(), self.migrations_dir.clone());
+        let Config { host, migrations_dir, .. } = self.config.clone();
         let config = Config { host, migrations_dir, ..config };
         let users = (!body.users.is_empty()).then(|| Value::from(body.users).to_string());
         let running = start_service(&config, users.as_ref().map(String::as_bytes), |_| None, deadline)?;
@@ -206,7 +204,7 @@ impl Services {
     /// loopback, because clients on other machines cannot reach the database.
     fn urls(&self, name: &str, running: &RunningService, request: Option<&Request>) -> Value {
         let host = request.and_then(|request| request.header("host"));
-        let (url, control) = (service_url(running, host), service_url(&self.first(), host));
+        let (url, control) = (service_url(running, host), service_url(&self.first_service(), host));
         let mut urls = json!({"url": url, "control": format!("{control}/{name}")});
         if running.server.addr().is_some_and(|addr| addr.ip().is_loopback()) {
             urls["databaseUrl"] = running.database.url().into();

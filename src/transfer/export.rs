@@ -25,7 +25,7 @@ pub struct Export {
 }
 
 /// Characters that begin a formula in a spreadsheet, and white space that a spreadsheet ignores before a formula.
-const FORMULA: [char; 11] = ['=', '+', '-', '@', '\t', '\r', '\n', '＝', '＋', '－', '＠'];
+const FORMULA_CHARS: [char; 11] = ['=', '+', '-', '@', '\t', '\r', '\n', '＝', '＋', '－', '＠'];
 
 /// Characters that may end a cell, even in quotes. A semicolon separates cells if the spreadsheet's language writes
 /// commas in numbers.
@@ -53,7 +53,7 @@ pub fn export(config: &Config, export: Export, to: &mut dyn Write) -> Result<(),
 /// A line of JSON: the user as a GET answers, and the hash of the password if the export has hashes and the user has
 /// one.
 #[derive(Serialize)]
-struct Line<'a> {
+struct JsonLine<'a> {
     #[serde(flatten)]
     user: User<&'a str>,
     #[serde(rename = "passwordHash", skip_serializing_if = "Option::is_none")]
@@ -74,19 +74,19 @@ impl Export {
 
     fn write_user(&self, user: User<&str>, hash: Option<&str>, to: &mut impl Write) -> io::Result<()> {
         if self.format == Format::Ndjson {
-            serde_json::to_writer(&mut *to, &Line { user, password_hash: hash })?;
+            serde_json::to_writer(&mut *to, &JsonLine { user, password_hash: hash })?;
             return to.write_all(b"\n");
         }
         let User { id, name, email, created_at, updated_at, version: _, credential: _ } = user;
-        let (name, email) = (self.cell(name), self.cell(email));
+        let (name, email) = (self.csv_cell(name), self.csv_cell(email));
         let [created_at, updated_at] = [created_at, updated_at].map(timestamp::text);
-        let hash = self.cell(hash.unwrap_or_default());
+        let hash = self.csv_cell(hash.unwrap_or_default());
         let hash = if self.with_password_hashes { format!(",{hash}") } else { String::new() };
         writeln!(to, "{id},{name},{email},{created_at},{updated_at}{hash}")
     }
 
     /// Returns a text as a field of CSV, in quotes if necessary.
-    fn cell(&self, text: &str) -> String {
+    fn csv_cell(&self, text: &str) -> String {
         let text = if self.for_spreadsheets { disable_formulas(text) } else { text.to_owned() };
         let is_quoted = text.contains([',', '"', '\r', '\n']);
         if is_quoted { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
@@ -96,6 +96,6 @@ impl Export {
 /// Writes an apostrophe before each formula in a text. A formula is at the start, or behind a character that may end a
 /// cell.
 fn disable_formulas(text: &str) -> String {
-    let mark = |cell: &str| if cell.trim_start_matches('"').starts_with(FORMULA) { "'" } else { "" };
+    let mark = |cell: &str| if cell.trim_start_matches('"').starts_with(FORMULA_CHARS) { "'" } else { "" };
     text.split_inclusive(CELL_ENDS).flat_map(|cell| [mark(cell), cell]).collect()
 }

@@ -4,7 +4,7 @@
 //! with the stored users, and stores them by one insert.
 
 use super::read::{read, unreadable};
-use super::rules::{Accepted, Record, Rules, member};
+use super::rules::{Accepted, Record, Rules, member_at};
 use super::{Format, Mapping, TransferError};
 use crate::config::Config;
 use crate::db::{
@@ -129,7 +129,8 @@ pub fn import(
     let (mut batch, mut unseen) = (Vec::new(), None);
     let unit = read(input, &rules, &mut |record| {
         if let Ok(object) = &record.members {
-            unseen.get_or_insert_with(|| rules.mapped_paths()).retain(|path| member(object, path).is_none());
+            let paths = unseen.get_or_insert_with(|| rules.mapped_paths());
+            paths.retain(|path| member_at(object, path).is_none());
         }
         batch.push(record);
         if batch.len() < RECORDS_PER_CORE * cores { Ok(()) } else { check(mem::take(&mut batch)) }

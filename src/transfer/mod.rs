@@ -9,7 +9,7 @@ mod rules;
 
 pub use export::{Export, export};
 pub use import::{Import, Imported, import};
-pub use rules::{Mapping, fields};
+pub use rules::{Mapping, field_names};
 
 use crate::db::{explain, violated_constraint};
 use crate::error::StartError;

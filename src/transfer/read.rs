@@ -43,7 +43,7 @@ pub(super) fn read(input: impl Read, rules: &Rules, each: &mut Sink) -> Result<&
             JsonArray { each, number: 0, error: None, left_bytes }.read(input).map(|()| "user")
         }
         Format::Ndjson => {
-            let first = lines.text(first)?;
+            let first = lines.decode_line(first)?;
             if rules.is_document(&first) {
                 return Err(unreadable(IS_ONE_OBJECT));
             }
@@ -84,9 +84,9 @@ impl<R: BufRead> Lines<R> {
     }
 
     /// Returns the text of the last line that was read.
-    fn text(&self, line: Vec<u8>) -> Result<String, TransferError> {
+    fn decode_line(&self, line: Vec<u8>) -> Result<String, TransferError> {
         if line.len() > MAX_RECORD_BYTES {
-            return Err(too_long("line", self.number));
+            return Err(too_long_error("line", self.number));
         }
         String::from_utf8(line)
             .map_err(|_| self.unreadable("is not UTF-8: save the file as CSV or JSON in UTF-8"))
@@ -105,21 +105,21 @@ impl<R: BufRead> Lines<R> {
             if object.as_ref().is_err_and(serde_json::Error::is_eof) && !self.has_end {
                 return Err(self.unreadable("is cut off"));
             }
-            each(Record { number: self.number, members: object.map_err(not_json) })?;
-            next = self.next_filled()?.map(|line| self.text(line)).transpose()?;
+            each(Record { number: self.number, members: object.map_err(not_json_problem) })?;
+            next = self.next_filled()?.map(|line| self.decode_line(line)).transpose()?;
         }
         Ok(())
     }
 
     /// Reads rows of CSV, a record each. The number of a record is the number of the row's first line.
     fn read_rows(mut self, first: Vec<u8>, rules: &Rules, each: &mut Sink) -> Result<(), TransferError> {
-        let first = self.text(first)?;
+        let first = self.decode_line(first)?;
         let mut unquoted = first.split('"').step_by(2).flat_map(str::chars);
         let separator = unquoted.find(|sign| "\t;,".contains(*sign)).unwrap_or(',');
         let header = self.read_row(first, separator)?;
         let header = rules.column_names(header).map_err(|problem| self.unreadable(&problem))?;
         while let Some(line) = self.next()? {
-            let (number, line) = (self.number, self.text(line)?);
+            let (number, line) = (self.number, self.decode_line(line)?);
             let row = self.read_row(line, separator)?;
             if row.iter().all(|value| value.trim().is_empty()) {
                 continue;
@@ -148,8 +148,8 @@ impl<R: BufRead> Lines<R> {
             }
             end = text.len();
             match self.next()? {
-                Some(_) if end > MAX_RECORD_BYTES => return Err(too_long("line", number)),
-                Some(next) => text.push_str(&self.text(next)?),
+                Some(_) if end > MAX_RECORD_BYTES => return Err(too_long_error("line", number)),
+                Some(next) => text.push_str(&self.decode_line(next)?),
                 None => return Err(unreadable(format!("line {number} has a quote that is not closed"))),
             }
         }
@@ -182,12 +182,12 @@ pub(super) fn unreadable(problem: impl Into<String>) -> TransferError {
     io::Error::other(problem.into()).into()
 }
 
-fn too_long(unit: &str, number: i64) -> TransferError {
+fn too_long_error(unit: &str, number: i64) -> TransferError {
     unreadable(format!("{unit} {number} is longer than {MAX_RECORD_BYTES} bytes"))
 }
 
 /// Returns the problem of a record that is not a JSON object.
-fn not_json(error: serde_json::Error) -> String {
+fn not_json_problem(error: serde_json::Error) -> String {
     if error.is_data() {
         return "is not a JSON object".to_owned();
     }
@@ -233,7 +233,7 @@ impl JsonArray<'_> {
         let mut array = serde_json::Deserializer::from_reader(input);
         let end = array.deserialize_seq(&mut self).and_then(|()| array.end());
         let no_json = |error: serde_json::Error| match error.io_error_kind() {
-            Some(io::ErrorKind::FileTooLarge) => too_long("user", self.number + 1),
+            Some(io::ErrorKind::FileTooLarge) => too_long_error("user", self.number + 1),
             Some(_) => io::Error::from(error).into(),
             None => unreadable(format!("it is no JSON behind {} users: {error}", self.number)),
         };
@@ -254,7 +254,7 @@ impl<'de> Visitor<'de> for &mut JsonArray<'_> {
         while let Some(user) = array.next_element::<Box<RawValue>>()? {
             self.number += 1;
             self.left_bytes.set(MAX_RECORD_BYTES);
-            let members = serde_json::from_str(user.get()).map_err(not_json);
+            let members = serde_json::from_str(user.get()).map_err(not_json_problem);
             self.error = (self.each)(Record { number: self.number, members }).err();
             if self.error.is_some() {
                 return Err(A::Error::custom("the import has ended"));

@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
 /// Returns the fields that a record may have: the fields of an answer, the password, and its hash.
-pub fn fields() -> impl Iterator<Item = &'static str> {
+pub fn field_names() -> impl Iterator<Item = &'static str> {
     user::FIELDS.into_iter().chain(["password", PASSWORD_HASH])
 }
 
@@ -59,7 +59,7 @@ impl Rules<'_> {
     /// these names. Every other field is read only if the mapping has it.
     pub fn new<'a>(config: &Config, import: &'a Import) -> Rules<'a> {
         let has_own_name = |field: &&str| import.map.is_none() || import.requires(field);
-        let unmapped = fields().filter(has_own_name).map(|field| (field, field.to_owned()));
+        let unmapped = field_names().filter(has_own_name).map(|field| (field, field.to_owned()));
         let paths = unmapped.chain(import.map.clone().unwrap_or_default()).map(|(field, path)| {
             let parts = path.split('+').map(str::trim).filter(|part| !part.is_empty());
             (field, if field == "name" { parts.map(str::to_owned).collect() } else { vec![path] })
@@ -76,7 +76,7 @@ impl Rules<'_> {
 
     /// Returns whether a JSON object has a member from which this field of a user is read.
     fn has_field(&self, object: &Map<String, Value>, field: &str) -> bool {
-        self.paths[field].iter().any(|path| member(object, path).is_some())
+        self.paths[field].iter().any(|path| member_at(object, path).is_some())
     }
 
     /// Returns whether the first line shows that the file is one JSON document instead of a user a line. Such a line
@@ -178,9 +178,9 @@ impl Rules<'_> {
                 // The strict schema requires a password, which a user with a hash has.
                 fields.insert("password".to_owned(), "has a hash".into());
             }
-            fields = self.validation.create.validate(fields).map_err(problems)?;
+            fields = self.validation.create.validate(fields).map_err(join_problems)?;
         }
-        let new = UserChanges::read(fields, self.import.as_is).map_err(problems)?.into_new();
+        let new = UserChanges::read(fields, self.import.as_is).map_err(join_problems)?.into_new();
         let mut new = new.ok_or("/name and /email are required")?;
         let hash = match new.password.take().filter(|_| hash.is_none() && !self.import.dry_run) {
             Some(clear) => Some(self.hasher.hash(&clear).map_err(|error| error.to_string())?),
@@ -193,7 +193,7 @@ impl Rules<'_> {
     /// Returns the fields of a record. Brings the address into NFC and trims it, unless users are imported as they are.
     /// Joins the parts of a name; if the record has none of them, the name is the address.
     fn fields(&self, object: &Map<String, Value>) -> Map<String, Value> {
-        let value = |path: &String| member(object, path).filter(|value| !value.is_null());
+        let value = |path: &String| member_at(object, path).filter(|value| !value.is_null());
         let field = |(field, paths): (&&str, &Vec<String>)| match &paths[..] {
             [path] => Some(((*field).to_owned(), value(path)?.clone())),
             _ => None,
@@ -202,7 +202,7 @@ impl Rules<'_> {
         if let Some(Value::String(email)) = fields.get_mut("email")
             && !self.import.as_is
         {
-            *email = email::normalized(email.trim());
+            *email = email::to_nfc(email.trim());
         }
         // A name has several parts only if each of them is a text.
         let parts = self.paths["name"].iter().filter_map(value).map(|part| part.as_str().map(str::trim));
@@ -218,7 +218,7 @@ impl Rules<'_> {
 }
 
 /// Returns the member at a dotted path. A number in the path is a place in an array, as in `emails.0.value`.
-pub(super) fn member<'a>(object: &'a Map<String, Value>, path: &str) -> Option<&'a Value> {
+pub(super) fn member_at<'a>(object: &'a Map<String, Value>, path: &str) -> Option<&'a Value> {
     object.get(path).or_else(|| {
         let (first, rest) = path.split_once('.')?;
         object.get(first)?.pointer(&format!("/{}", rest.replace('.', "/")))
@@ -226,7 +226,7 @@ pub(super) fn member<'a>(object: &'a Map<String, Value>, path: &str) -> Option<&
 }
 
 /// Returns the problems that the error of a body names, as one line.
-fn problems(error: Error) -> String {
+fn join_problems(error: Error) -> String {
     let (Error::Invalid(violations) | Error::Unprocessable(violations)) = error else {
         return error.to_string();
     };

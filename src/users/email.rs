@@ -10,19 +10,19 @@ use unicode_normalization::{UnicodeNormalization, char::is_combining_mark, is_nf
 
 /// Returns a text in Unicode's form NFC, because keyboards differ in how they write é. Addresses are stored and looked
 /// up in this form, and passwords are hashed in it.
-pub fn normalized(text: &str) -> String {
+pub fn to_nfc(text: &str) -> String {
     if is_nfc(text) { text.to_owned() } else { text.nfc().collect() }
 }
 
 /// Brings the address among the fields of a user into NFC.
-pub fn normalize(fields: &mut Map<String, Value>) {
+pub fn normalize_email(fields: &mut Map<String, Value>) {
     if let Some(Value::String(address)) = fields.get_mut("email") {
-        *address = normalized(address);
+        *address = to_nfc(address);
     }
 }
 
 /// Checks an address that is in NFC. The error says what is wrong with the address.
-pub fn check(address: &str) -> Result<(), String> {
+pub fn check_email(address: &str) -> Result<(), String> {
     // An atom has the characters that RFC 5322 allows, and those beyond ASCII that RFC 6532 adds.
     let is_atext = |c: char| !c.is_ascii() || c.is_ascii_alphanumeric() || "!#$%&'*+-/=?^_`{|}~".contains(c);
     // An atom may not begin with a combining mark, which a screen draws on the character before the atom.
@@ -68,7 +68,7 @@ fn is_invisible(c: char) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{check, is_invisible, normalized};
+    use super::{check_email, is_invisible, to_nfc};
 
     #[test]
     fn accepted_addresses() {
@@ -93,7 +93,7 @@ mod tests {
             &format!("a@{}.org", "d".repeat(63)),
         ];
         for address in rows {
-            assert_eq!(check(address), Ok(()), "{address:?}");
+            assert_eq!(check_email(address), Ok(()), "{address:?}");
         }
     }
 
@@ -176,7 +176,7 @@ mod tests {
             (&beyond_254_bytes, "longer than 254 bytes"),
         ];
         for (address, reason) in rows {
-            let message = check(address).expect_err(address);
+            let message = check_email(address).expect_err(address);
             assert!(message.starts_with("value is not an e-mail address"), "{message}");
             assert!(message.contains(reason), "{address:?}: {message}");
         }
@@ -192,7 +192,7 @@ mod tests {
             ("\u{212a}@x.org", "K@x.org"),
         ];
         for (given, expected) in rows {
-            assert_eq!(normalized(given), expected, "{given:?}");
+            assert_eq!(to_nfc(given), expected, "{given:?}");
         }
     }
 }

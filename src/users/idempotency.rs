@@ -20,7 +20,7 @@ impl Key {
 
 impl Fingerprint {
     /// Computes the fingerprint of a body. Bodies that are equal JSON values have equal fingerprints.
-    pub fn of(body: &Map<String, Value>) -> Fingerprint {
+    pub fn compute(body: &Map<String, Value>) -> Fingerprint {
         let mut digest = Sha256::new();
         for (field, value) in body {
             let value = if field == "password" { &Value::Null } else { value };
@@ -39,7 +39,7 @@ mod tests {
 
     #[test]
     fn fingerprints() {
-        let of = |body: Value| Fingerprint::of(body.as_object().unwrap());
+        let of = |body: Value| Fingerprint::compute(body.as_object().unwrap());
         let all = [
             json!({"name": "a", "email": "b"}),
             json!({"name": "b", "email": "a"}),

@@ -53,7 +53,7 @@ pub const MAX_USERS: u32 = 1000;
 
 /// Returns the bytes of memory that making a page takes: `user_bytes` for each user, and some for the members around
 /// them.
-pub fn memory(users: usize, user_bytes: usize) -> usize {
+pub fn memory_bytes(users: usize, user_bytes: usize) -> usize {
     const FRAME_BYTES: usize = 64 << 10;
     user_bytes.saturating_mul(users).saturating_add(FRAME_BYTES)
 }

@@ -3,7 +3,7 @@
 
 pub use super::formats::is_hash;
 
-use super::email::normalized;
+use super::email::to_nfc;
 use super::formats::{HashFormat, rewrite_as_stored};
 use crate::error::Error;
 use crate::secret::Secret;
@@ -98,7 +98,7 @@ impl Hasher {
     pub fn hash(&self, password: &Secret) -> Result<PasswordHash, Error> {
         let hash: Phc = self
             .argon2
-            .hash_password(normalized(password.expose()).as_bytes())
+            .hash_password(to_nfc(password.expose()).as_bytes())
             .map_err(|error| Error::Internal(format!("hashing a password: {error}")))?;
         Ok(PasswordHash(hash.to_string().into()))
     }
@@ -111,7 +111,7 @@ impl Hasher {
     /// Blocks for the work of one hash. A password that is not in NFC takes two: another program may have hashed the
     /// password as the client sent it.
     pub fn verify(&self, password: &Secret, hash: Option<&PasswordHash>) -> Match {
-        let (normalized, sent) = (normalized(password.expose()), password.expose());
+        let (normalized, sent) = (to_nfc(password.expose()), password.expose());
         let forms = || iter::once(&*normalized).chain((normalized != sent).then_some(sent));
         let known = hash.and_then(|hash| HashFormat::parse(hash.as_phc()).ok());
         let known = known.filter(|format| forms().any(|form| format.accepts_length(form)));

@@ -44,15 +44,15 @@ impl Condition {
 
     /// Returns whether `If-Match` allows the revision. Does not look at `If-None-Match`.
     pub fn allows(&self, revision: Revision) -> bool {
-        names(&self.only, revision)
+        names_revision(&self.only, revision)
     }
 
     /// Returns whether the revision meets the whole condition.
     pub fn holds(&self, revision: Revision) -> bool {
-        self.allows(revision) && !names(&self.except, revision)
+        self.allows(revision) && !names_revision(&self.except, revision)
     }
 }
 
-fn names(revisions: &Revisions, revision: Revision) -> bool {
+fn names_revision(revisions: &Revisions, revision: Revision) -> bool {
     revisions.as_ref().is_none_or(|named| named.contains(&revision))
 }

@@ -99,7 +99,7 @@ fn fields_of_creates() {
         assert_eq!(created.status, 201);
         assert_user(&mut client, &created.id(), &fields);
         service.database.run("truncate users cascade");
-        let key = |key: &str| Some((Key::new(key), Fingerprint::of(&fields)));
+        let key = |key: &str| Some((Key::new(key), Fingerprint::compute(&fields)));
         for keyed in [false, true] {
             let mut neighbour = fields.clone();
             neighbour["email"] = json!("neighbour@example.com");
