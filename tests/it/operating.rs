@@ -5,7 +5,6 @@ use crate::support::{
     ADA, DATABASE_PASSWORD, Database, Ended, PASSWORD, Process, TempDir, blocks, every_verb, last_migration,
     shell,
 };
-use std::path::Path;
 
 const OPERATIONS: &str = include_str!("../../docs/operations.md");
 
@@ -326,7 +325,8 @@ fn users_of_another_program() {
     let lines = blocks(OPERATIONS, "\n## What if the database has users already?\n");
     assert_eq!(lines.len(), 2);
     let lines = lines.join("\n").replace("host=10.0.0.21 user=app dbname=shop", &database.url());
-    let (code, stdout, stderr) = shell(Path::new("/"), &format!("set -o pipefail\n{lines}"), &[]);
+    let dir = TempDir::new();
+    let (code, stdout, stderr) = shell(dir.path(), &lines, &[]);
     assert!(code == 0 && stdout.ends_with("imported: 2, existing: 0, refused: 0\n"), "{stdout}{stderr}");
     assert_eq!(database.value("select count(*) from public.users where name is not null"), "2");
     assert_eq!(database.value("select count(*) from userd.users"), "2");
