@@ -111,12 +111,13 @@ const PAGES: [&str; 9] = [
 ];
 
 /// Pages with blocks for several servers, or with files of other systems, which tests of their own run.
-const OTHER_PAGES: [&str; 6] = [
+const OTHER_PAGES: [&str; 7] = [
     "CONTRIBUTING.md",
     "docs/backup.md",
     "docs/import.md",
     "docs/install.md",
     "docs/operations.md",
+    "docs/performance.md",
     "docs/proxy.md",
 ];
 

@@ -7,6 +7,7 @@ mod backup;
 mod deb;
 mod documents;
 mod failover;
+mod figures;
 mod listening;
 mod machines;
 mod poolers;
