@@ -1,8 +1,9 @@
 //! Bounds how often a password may be guessed: counts the wrong passwords of a peer for an account in the last minute.
 //!
-//! Counts in the memory of this process alone, and at most [`MAX_PAIRS`] pairs of a peer and an account. A pair for
-//! which no space is left takes the place of the pair whose last wrong password is the oldest. Knows nothing of
-//! passwords or of the database: an account that does not exist is counted like any other one.
+//! Counts in the memory of this process alone, and at most [`MAX_PAIRS`] pairs of a peer and an account. When all pairs
+//! are used, the peer with the most of them is refused further accounts, and a pair of another peer takes the place of
+//! that peer's oldest pair. Knows nothing of passwords or of the database: an account that does not exist is counted
+//! like any other one.
 
 use crate::{db::Failure, error::Error, http::PeerKey};
 use parking_lot::Mutex;
@@ -13,14 +14,13 @@ use std::{hash::BuildHasher, sync::Arc};
 /// How long a wrong password counts.
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// The most pairs that are remembered, in some 4 MiB with ten wrong passwords each. Each wrong password costs a hash,
-/// so that only machines of many cores can fill them within a minute.
+/// The most pairs that are remembered, in some 4 MiB with ten wrong passwords each.
 const MAX_PAIRS: usize = 16 << 10;
 
 /// The wrong passwords of the last minute, and the passwords that are being verified.
 #[derive(Debug)]
 pub struct Throttle {
-    /// The most wrong passwords of one peer for one account in a minute.
+    /// The most wrong passwords of one peer for one account in a minute; 0 for any number.
     limit: usize,
     /// Hashes accounts with a random seed, so that no client can choose accounts that count as one.
     hasher: RandomState,
@@ -28,12 +28,9 @@ pub struct Throttle {
 }
 
 /// A password that is being verified. It counts until this is dropped, and for a minute if it was
-/// [wrong](Attempt::mark_wrong).
+/// [wrong](Attempt::mark_wrong). `None` without a limit, where nothing is counted.
 #[derive(Debug)]
-pub struct Attempt {
-    throttle: Arc<Throttle>,
-    pair: Pair,
-}
+pub struct Attempt(Option<(Arc<Throttle>, Pair)>);
 
 /// A peer and the hash of an account.
 type Pair = (PeerKey, u64);
@@ -56,7 +53,7 @@ struct Count {
 impl Throttle {
     /// Returns a throttle of `limit` wrong passwords a minute; 0 for any number.
     pub fn new(limit: u32) -> Arc<Throttle> {
-        let limit = if limit == 0 { usize::MAX } else { limit as usize };
+        let limit = limit as usize;
         Arc::new(Throttle { limit, hasher: RandomState::new(), attempts: Mutex::default() })
     }
 
@@ -66,19 +63,24 @@ impl Throttle {
     pub fn refuse_exhausted(&self, email: &str, peer: PeerKey) -> Result<(), Error> {
         let mut attempts = self.attempts.lock();
         let now = attempts.now();
-        let count = attempts.pairs.get_mut(&self.pair_for(email, peer));
-        count.map_or(Ok(()), |count| count.refuse_excess(self.limit, now))
+        match attempts.pairs.get_mut(&self.pair_for(email, peer)) {
+            Some(count) if self.limit > 0 => count.refuse_excess(self.limit, now),
+            _ => Ok(()),
+        }
     }
 
     /// Counts a password that is about to be verified. Fails as [`Throttle::refuse_exhausted`] does, or with
     /// [`Failure::Contended`] if this password has to wait: the passwords that are being verified may use up the
     /// limit.
     pub fn admit(self: &Arc<Self>, email: &str, peer: PeerKey) -> Result<Attempt, Failure> {
+        if self.limit == 0 {
+            return Ok(Attempt(None));
+        }
         let pair = self.pair_for(email, peer);
         let mut attempts = self.attempts.lock();
         let now = attempts.now();
-        if attempts.pairs.len() >= MAX_PAIRS && !attempts.pairs.contains_key(&pair) {
-            attempts.forget_oldest();
+        if !attempts.pairs.contains_key(&pair) {
+            attempts.make_room(peer, now)?;
         }
         let count = attempts.pairs.entry(pair).or_default();
         count.refuse_excess(self.limit, now)?;
@@ -86,7 +88,7 @@ impl Throttle {
             return Err(Failure::Contended);
         }
         count.undecided += 1;
-        Ok(Attempt { throttle: Arc::clone(self), pair })
+        Ok(Attempt(Some((Arc::clone(self), pair))))
     }
 
     /// Puts the clock ahead for a test.
@@ -103,19 +105,22 @@ impl Throttle {
 impl Attempt {
     /// Counts the attempt for a minute, because its password was wrong.
     pub fn mark_wrong(self) {
-        let mut attempts = self.throttle.attempts.lock();
-        let now = attempts.now();
-        attempts.pairs.entry(self.pair).or_default().wrong.push_back(now);
+        if let Some((throttle, pair)) = &self.0 {
+            let mut attempts = throttle.attempts.lock();
+            let now = attempts.now();
+            attempts.pairs.entry(*pair).or_default().wrong.push_back(now);
+        }
     }
 }
 
 impl Drop for Attempt {
     fn drop(&mut self) {
-        let mut attempts = self.throttle.attempts.lock();
-        if let Some(count) = attempts.pairs.get_mut(&self.pair) {
+        let Some((throttle, pair)) = &self.0 else { return };
+        let mut attempts = throttle.attempts.lock();
+        if let Some(count) = attempts.pairs.get_mut(pair) {
             count.undecided -= 1;
             if count.undecided == 0 && count.wrong.is_empty() {
-                attempts.pairs.remove(&self.pair);
+                attempts.pairs.remove(pair);
             }
         }
     }
@@ -126,11 +131,34 @@ impl Attempts {
         Instant::now() + self.advanced
     }
 
-    /// Forgets the pair whose last wrong password is the oldest. Keeps pairs with a password that is being verified.
-    fn forget_oldest(&mut self) {
-        let decided = self.pairs.iter().filter(|(_, count)| count.undecided == 0);
-        let oldest = decided.min_by_key(|(_, count)| count.wrong.back().copied()).map(|(pair, _)| *pair);
-        oldest.map(|pair| self.pairs.remove(&pair));
+    /// Frees a place in a full table for a pair of this peer. Forgets the pairs without a wrong password in the last
+    /// minute, or else the oldest pair of the peer with the most pairs. Refuses a peer that has the most itself. Keeps
+    /// pairs with a password that is being verified.
+    fn make_room(&mut self, peer: PeerKey, now: Instant) -> Result<(), Error> {
+        if self.pairs.len() < MAX_PAIRS {
+            return Ok(());
+        }
+        self.pairs.retain(|_, count| {
+            count.undecided > 0 || count.wrong.back().is_some_and(|at| now < *at + MINUTE)
+        });
+        if self.pairs.len() < MAX_PAIRS {
+            return Ok(());
+        }
+        let mut counts: HashMap<PeerKey, usize> = HashMap::new();
+        self.pairs.keys().for_each(|(peer, _)| *counts.entry(*peer).or_default() += 1);
+        let Some((most, _)) = counts.iter().max_by_key(|(holder, count)| (**count, **holder == peer)) else {
+            return Ok(());
+        };
+        let decided = self.pairs.iter().filter(|((holder, _), count)| holder == most && count.undecided == 0);
+        let oldest = decided.filter_map(|(pair, count)| Some((*count.wrong.back()?, *pair))).min();
+        match oldest {
+            Some((since, _)) if *most == peer => Err(too_many(since, now)),
+            Some((_, pair)) => {
+                self.pairs.remove(&pair);
+                Ok(())
+            }
+            None => Ok(()),
+        }
     }
 }
 
@@ -270,27 +298,34 @@ mod tests {
         assert_eq!(*counts.lock(), (5, 5));
     }
 
-    /// The oldest pairs of a full table are forgotten, but not a pair whose password is being verified.
+    /// A peer that fills the table is refused new accounts, and no pair of another peer is forgotten for it.
     #[test]
-    fn a_full_table_forgets_the_oldest() {
+    fn a_full_table_is_shared_by_peer() {
         let throttle = Throttle::new(1);
-        let undecided = throttle.admit("first@example.com", B).unwrap();
-        for n in 0..MAX_PAIRS + 9 {
-            guess(&throttle, &n.to_string(), A).unwrap();
-        }
+        guess(&throttle, "victim@example.com", B).unwrap();
+        let admitted = (0..MAX_PAIRS + 100).filter(|n| guess(&throttle, &n.to_string(), A).is_ok()).count();
+        assert_eq!(admitted, MAX_PAIRS - 1);
+        advance(&throttle, 20);
+        assert!(matches!(guess(&throttle, "one more", A), Err(Error::TooManyAttempts(..=41))));
+        assert!(guess(&throttle, "victim@example.com", B).is_err(), "it is remembered");
+        assert!(guess(&throttle, "1000", A).is_err(), "so is what the table is full of");
+        // Admits a peer that has fewer pairs, in the place of the oldest pair of the first peer.
+        guess(&throttle, "another", B).unwrap();
         assert_eq!(throttle.attempts.lock().pairs.len(), MAX_PAIRS);
-        assert!(matches!(throttle.admit("first@example.com", B), Err(Failure::Contended)));
-        drop(undecided);
-        assert!(guess(&throttle, "10", A).is_err(), "the tenth oldest pair is remembered");
-        guess(&throttle, "9", A).unwrap();
+        assert!(guess(&throttle, "another", B).is_err());
+        // Has room again after a minute, when no earlier pair counts.
+        advance(&throttle, 45);
+        guess(&throttle, "one more", A).unwrap();
+        assert_eq!(throttle.attempts.lock().pairs.len(), 2, "one more, and another");
     }
 
     #[test]
-    fn without_a_limit_nothing_is_refused() {
+    fn without_a_limit_nothing_is_counted() {
         let throttle = Throttle::new(0);
         for _ in 0..100 {
             guess(&throttle, ADA, A).unwrap();
             throttle.refuse_exhausted(ADA, A).unwrap();
         }
+        assert!(throttle.attempts.lock().pairs.is_empty());
     }
 }
