@@ -221,7 +221,7 @@ mod tests {
             client.write_all(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10000\r\n\r\n").unwrap();
             client.write_all(&body).unwrap();
             let deadline = Instant::now() + Duration::from_secs(20);
-            while frontend.slots.lock(0).unwrap().connection.as_ref().unwrap().label_index() != 2 {
+            while !frontend.slots.lock(0).unwrap().connection.as_ref().unwrap().is_unclaimed() {
                 assert!(Instant::now() < deadline);
                 frontend.call(0, |connection, context| {
                     connection.readable = true;

@@ -86,17 +86,16 @@ impl EventLoop {
         listener.sockets.iter().try_for_each(|socket| register(&poll, socket, LISTENER))?;
         register(&poll, &private, PRIVATE)?;
         register(&poll, &timer.as_fd(), TIMER)?;
-        let context = Context {
-            now: Instant::now(),
-            limits,
-            warnings: slots.warnings.clone(),
-            poll,
-            scratch: scratch(),
-            resources,
-            stop_at: None,
-        };
         Ok(EventLoop {
-            context,
+            context: Context {
+                now: Instant::now(),
+                limits,
+                warnings: slots.warnings.clone(),
+                poll,
+                scratch: scratch(),
+                resources,
+                stop_at: None,
+            },
             listener: Some(listener),
             private,
             passed: Vec::new(),

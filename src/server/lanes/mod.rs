@@ -88,6 +88,13 @@ pub struct Batch<T> {
     pub users: usize,
 }
 
+impl<T> Batch<T> {
+    /// Returns whether the batch has taken less than [`SHORT_BATCH`] until now.
+    pub fn is_short(&self, now: Instant) -> bool {
+        now < self.started + SHORT_BATCH
+    }
+}
+
 struct Queue<T> {
     waiting: VecDeque<Queued<T>>,
     /// When each batch in flight was started.

@@ -54,6 +54,9 @@ const STACK_BYTES: usize = 512 << 10;
 /// that worker executes it.
 const MAX_RECEIVERS: usize = 2;
 
+/// The most clients whose next requests are to make one batch again: more clients make large batches in any case.
+const MAX_COALESCED_CLIENTS: usize = 16;
+
 /// The pause between two looks whether a thread has ended, at a stop.
 const END_PAUSE: Duration = Duration::from_millis(1);
 
@@ -76,12 +79,6 @@ struct Dispatch {
     /// Condition on which a thread that hashes waits.
     hasher: Condvar,
 }
-
-/// The longest time of a batch whose clients' next requests are to make one batch again. A slower batch waits for a lock
-/// or for a database on another machine, and its clients gain nothing.
-const MAX_COALESCED_TIME: Duration = Duration::from_millis(1);
-/// The most clients whose next requests are to make one batch again: more clients make large batches in any case.
-const MAX_COALESCED_CLIENTS: usize = 16;
 
 /// The queued commands, and the workers that wait for some.
 struct Schedule {
@@ -239,9 +236,7 @@ impl Dispatch {
         // retries.
         let (items, gone): (Vec<_>, Vec<_>) =
             commands.partition(|item: &Queued<Box<Task>>| self.slots.begin(item.work.job.claimed.slot));
-        let began = Instant::now();
         let (items, outcomes) = self.execute_commands(items);
-        let is_short = began.elapsed() < MAX_COALESCED_TIME;
         let (mut answers, now) = (Vec::with_capacity(items.len()), Instant::now());
         let mut schedule = self.schedule.lock();
         gone.iter().for_each(|item| schedule.lanes.free_row(item));
@@ -269,7 +264,8 @@ impl Dispatch {
         }
         self.wake(&schedule, now);
         drop(schedule);
-        if is_short && (2..=MAX_COALESCED_CLIENTS).contains(&answers.len()) {
+        // The clients of a slow batch gain nothing: it has waited for a lock, or for a database on another machine.
+        if batch.is_short(now) && (2..=MAX_COALESCED_CLIENTS).contains(&answers.len()) {
             self.slots.announce_answers(answers.len());
         }
         self.answer_all(answers);
