@@ -17,18 +17,18 @@ use postgres::error::{DbError, Severity};
 use std::{io, iter};
 
 /// The consequence of a failed statement for its session, which decides if the statement may be executed again.
+/// Unless the session is [broken](Consequence::Broken), the statement has changed no row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Consequence {
     /// The server has ended the session.
     Broken,
-    /// The prepared statement no longer fits the tables. A new session can prepare the statement. Nothing was changed.
+    /// The prepared statement no longer fits the tables. A new session can prepare the statement.
     Outdated,
     /// The prepared statement is missing, or its name is taken, because a pooler has lent the session to another client.
-    /// Nothing was changed.
     Lent,
-    /// This server takes no changes, as a standby does. Nothing was changed.
+    /// This server takes no changes, as a standby does.
     ReadOnly,
-    /// The reason of the error is the statement, not the session. Nothing was changed.
+    /// The reason of the error is the statement, not the session.
     Statement,
 }
 

@@ -25,7 +25,7 @@ pub struct Account {
 
 impl Account {
     /// Returns this process's user, or the user `postgres` if the process is root's. If there is no user `postgres`, a
-    /// cluster whose data are not kept (`durable` is false) may run as `nobody`, which other programs may run as, too.
+    /// cluster whose data are not kept (`durable` is false) may run as `nobody`, an account that other programs may use, too.
     ///
     /// # Errors
     /// The process is root's, and there is no such user or root cannot become the user.

@@ -14,7 +14,7 @@ use sha1::Sha1;
 use sha2::{Sha256, Sha384, Sha512};
 use subtle::ConstantTimeEq;
 
-/// The most memory that verifying a password may take. Whoever knows the address of a user can cause this work.
+/// The most memory that verifying a password may take. Every client that knows the address of a user can cause this work.
 const MAX_MEMORY_BYTES: u64 = 129 << 20;
 
 /// The most time of a core that verifying one form of a password may take. A password that is not in NFC has two forms,

@@ -1,6 +1,6 @@
 //! [`Relation`]: a record that belongs to another record, its owner. The query of the owner may have loaded it or not.
 //!
-//! This module knows no SQL: whoever creates a relation passes a [`Loader`] in, or forbids loading on access.
+//! This module knows no SQL: the creator of a relation passes a [`Loader`] in, or forbids loading on access.
 
 use crate::error::Error;
 use std::fmt;

@@ -5,8 +5,9 @@ use crate::{
     listening::Listening,
     program, serve,
     support::{
-        Account, BUSY, Client, Daemon, Database, Event, LONG, Load, Process, Proxy, Service, TempDir,
-        Weather, assert_no_secret, eventually, every_verb, free_port, loopback_network, pause, users,
+        Account, BUSY, Client, Daemon, Database, Event, LONG, Load, Own, Process, Proxy, Service, TempDir,
+        Weather, assert_no_secret, blocks, eventually, every_verb, free_port, loopback_network, pause, shell,
+        users,
     },
 };
 use nix::sys::signal::Signal;
@@ -402,4 +403,38 @@ fn haproxy_forwards_while_no_replica_is_ready() {
     let mut caller = Client::new(&base_url);
     eventually(LONG, "it is back", || matches!(caller.call("GET", "/users", ""), Ok((200, _))));
     eventually(LONG, "every replica is ready", || !ports.iter().any(unready));
+}
+
+/// One role owns the tables, another one runs the service and cannot change them.
+#[test]
+fn two_roles() {
+    let (server, dir) = (Own::start(), TempDir::new());
+    let socket_dir = server.socket_dir().display().to_string();
+    let lines = blocks(DEPLOY, "\n## Two roles\n")[0];
+    let lines = lines.replace("@10.0.0.21/app", &format!("@/app?host={socket_dir}"));
+    let lines = lines.replace("10.0.0.21", &socket_dir);
+    let (lines, last) = lines.trim_end().rsplit_once('\n').expect("several lines");
+    let variables = [("PGHOST", socket_dir), ("PGUSER", "postgres".to_owned())];
+    let (code, _, stderr) = shell(dir.path(), lines, &variables);
+    assert_eq!(code, 0, "{stderr}");
+    // The line for an upgrade does no harm when there is nothing to migrate.
+    let upgrade = lines.split_once('\n').expect("several lines").1;
+    let (code, _, stderr) = shell(dir.path(), upgrade, &variables);
+    assert_eq!(code, 0, "{stderr}");
+
+    let url = last.strip_prefix("DATABASE_URL='").and_then(|rest| rest.strip_suffix("' userd --migrate=off"));
+    let url = url.expect("the last line starts userd");
+    let variables = [("DATABASE_URL", url), ("HOST", "127.0.0.1"), ("PORT", "0")];
+    let mut process = Process::start(&["--migrate=off"], &variables);
+    let mut client = process.client();
+    let created = client.post("/users", json!({"name": "Ada", "email": "ada@example.com"}).to_string());
+    assert_eq!(created.status, 201, "{created:?}");
+    let path = format!("/users/{}", created.id());
+    assert_eq!(client.put(&path, r#"{"name":"Ada King"}"#).status, 200);
+    assert_eq!(client.get(&path).json()["name"], "Ada King");
+    assert_eq!(client.delete(&path).status, 204);
+    assert_eq!(client.get(&path).status, 404);
+    let mut app = postgres::Client::connect(url, postgres::NoTls).expect("a session of the role");
+    let refused = app.batch_execute("alter table users add column more text").expect_err("it owns no table");
+    assert_eq!(refused.code(), Some(&postgres::error::SqlState::INSUFFICIENT_PRIVILEGE), "{refused}");
 }
