@@ -13,6 +13,7 @@ import platform
 import pwd
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -98,12 +99,12 @@ def wait_for(port, process):
 
 
 @contextlib.contextmanager
-def ended(process):
-    """Ends the process with SIGINT, which PostgreSQL takes for a fast shutdown."""
+def ended(process, signal_number=signal.SIGTERM):
+    """Ends the process. By default not with SIGINT, because programs ignore it if a shell started the benchmark with `&`."""
     try:
         yield process
     finally:
-        process.send_signal(2)
+        process.send_signal(signal_number)
         process.wait(30)
 
 
@@ -125,7 +126,8 @@ class Postgres:
         settings = ["listen_addresses=127.0.0.1", "shared_buffers=512MB", "max_connections=200"]
         command = [f"{programs}/postgres", "-D", f"{directory}/data", "-p", str(self.port), "-k", directory]
         self.process = subprocess.Popen(command + [part for setting in settings for part in ("-c", setting)], **quiet)
-        stack.enter_context(ended(self.process))
+        # SIGINT is a fast shutdown of PostgreSQL.
+        stack.enter_context(ended(self.process, signal.SIGINT))
         wait_for(self.port, self.process)
         while subprocess.run(["pg_isready", "-q", "-h", "127.0.0.1", "-p", str(self.port)]).returncode:
             time.sleep(0.1)
