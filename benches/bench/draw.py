@@ -196,17 +196,16 @@ def speed_table(found):
 
 
 def cost_table(found, one_core):
-    """Processor time of one request, on all cores and on one."""
+    """Processor time of one request of userd, on all cores and on one. cost.csv has the peers' times, too."""
     columns = [str(count) for count in found.connections] + [f"one core: {count}" for count in one_core.connections]
-    table = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    table = [f"| connections | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for work in one_core.works:
-        for server in SERVERS:
-            cells = []
-            for count in found.connections:
-                service, database = found.cost(work, count, server)
-                cells.append(f"{service:.0f} + {database:.0f} = {service + database:.0f}")
-            cells += [f"{sum(one_core.cost(work, count, server)):.0f}" for count in one_core.connections]
-            table.append(f"| {WORK[work] if server == SERVERS[0] else server} | {' | '.join(cells)} |")
+        cells = []
+        for count in found.connections:
+            service, database = found.cost(work, count, "userd")
+            cells.append(f"{service:.0f} + {database:.0f} = {service + database:.0f}")
+        cells += [f"{sum(one_core.cost(work, count, 'userd')):.0f}" for count in one_core.connections]
+        table.append(f"| {WORK[work]} | {' | '.join(cells)} |")
     return table
 
 
@@ -252,6 +251,19 @@ def replace(page, name, lines, indent=""):
     return marked.sub(lambda found: f"{found[1]}\n{indent}{lines}\n{indent}{found[2]}", page)
 
 
+def links(names):
+    return ", ".join(f"[{name}.csv](figures/{name}.csv)" for name in names)
+
+
+def runs(notes):
+    """The machine and the versions of each run, with the data that came of it."""
+    names = {}
+    for name, note in notes.items():
+        names.setdefault(note, []).append(name)
+    lines = (textwrap.wrap(f"{links(data)}: {note}.", 118, break_on_hyphens=False) for note, data in names.items())
+    return "\n".join("- " + "\n  ".join(line) for line in lines)
+
+
 def write(options):
     """Writes the pages and the figures."""
     figures = options.docs / "figures"
@@ -269,9 +281,8 @@ def write(options):
         pictures[name], table = draw(data[name][0])
         tables[name] = table, [name]
     for name, (table, sources) in tables.items():
-        links = " and ".join(f"[{source}.csv](figures/{source}.csv)" for source in sources)
-        source = textwrap.fill(f"{links}: {data[sources[0]][1]}.", 120, break_on_hyphens=False)
-        page = replace(page, name, "\n".join(table) + f"\n\n{source}")
+        page = replace(page, name, "\n".join(table) + f"\n\nData: {links(sources)}.")
+    page = replace(page, "runs", runs({name: note for name, (_, note) in data.items()}))
     for name, picture in pictures.items():
         (figures / f"{name}.svg").write_text(picture)
     sentence = lambda indent: f"\n{indent}".join(textwrap.wrap(quick(found), 118 - len(indent), break_on_hyphens=False))
