@@ -34,7 +34,7 @@ pub enum Error {
     /// The path is no route, or the record does not exist.
     NotFound,
     /// The path would be a route without its further slashes; holds a line that says so.
-    FurtherSlash(String),
+    SurplusSlash(String),
     /// The path does not have the method; holds the value of `Allow`.
     MethodNotAllowed(String),
     /// The body sets fields that may not be mass assigned; holds their names.
@@ -120,7 +120,7 @@ impl Error {
             |status, error, violations| Refusal { errors: Some(violations), ..fixed(status, error) };
         match self {
             Error::NotFound => fixed(404, "Not found"),
-            Error::FurtherSlash(message) => explained(404, "Not found", message),
+            Error::SurplusSlash(message) => explained(404, "Not found", message),
             Error::MethodNotAllowed(allow) => fixed(405, "Method not allowed").with("Allow", allow.clone()),
             Error::MassAssignment(fields) => Refusal::new(422, mass_assignment(fields)),
             Error::InvalidJson(problem) => explained(400, "Invalid JSON", problem),

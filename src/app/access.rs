@@ -76,7 +76,7 @@ impl Access {
     /// Authorization field, with a known token.
     pub fn token(&self, request: &Request) -> Option<Callers> {
         let tokens = self.tokens.as_ref()?;
-        let mut fields = request.fields("authorization");
+        let mut fields = request.header_values("authorization");
         let field = fields.next().filter(|_| fields.next().is_none()).and_then(|value| value.split_once(' '));
         let bearer = field.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
         let carried = bearer.map(|(_, token)| digest(token.trim()))?;
@@ -87,7 +87,7 @@ impl Access {
 
     /// Returns the CORS fields that the answer to a request needs, for a browser with a page of another origin.
     pub fn cors(&self, request: &Request) -> Cors {
-        let fields = request.lines().map(|(name, value)| (name, value.as_bytes()));
+        let fields = request.header_fields().map(|(name, value)| (name, value.as_bytes()));
         Cors::for_fields(&self.origins, fields)
     }
 

@@ -8,7 +8,7 @@ mod access;
 mod pages;
 mod routes;
 
-pub(crate) use routes::{Asked, find_endpoint, is_answered_at_once};
+pub(crate) use routes::{FoundRoute, find_endpoint, is_answered_at_once};
 
 use crate::config::Config;
 use crate::db::blocking::outside_of_runtimes;
@@ -27,7 +27,7 @@ use std::sync::{Arc, OnceLock};
 use strum::VariantNames;
 
 /// The result of judging a request.
-pub(crate) enum Judged {
+pub(crate) enum Verdict {
     /// The request is valid: this command is to be executed.
     Execute(Command),
     /// The request is answered without a command.
@@ -96,24 +96,24 @@ impl App {
     }
 
     /// Answers a judged request, executing its command on this thread.
-    pub(crate) fn answer(&self, judged: Judged) -> Response {
+    pub(crate) fn answer(&self, judged: Verdict) -> Response {
         match judged {
-            Judged::Execute(command) => outside_of_runtimes(|| self.operations.execute_alone(command))
+            Verdict::Execute(command) => outside_of_runtimes(|| self.operations.execute_alone(command))
                 .unwrap_or_else(|error| error.into_response(None)),
-            Judged::Answer(answer) => answer,
+            Verdict::Answer(answer) => answer,
         }
     }
 
     /// Finds the endpoint that a request asks for, and the rights of its token.
-    pub(crate) fn find_endpoint(&self, request: &Request, cors: &Cors) -> Asked {
+    pub(crate) fn find_endpoint(&self, request: &Request, cors: &Cors) -> FoundRoute {
         let mut asked = routes::find_endpoint(request.method, request.path(), self.ui);
         // Answers a preflight as if the path had no further slashes. The browser then sends the request itself, whose
         // refusal names the right path.
-        if matches!(asked.endpoint, Err(Error::FurtherSlash(_))) && cors.is_preflight(request) {
-            let meant = routes::without_further_slashes(request.path());
-            asked = Asked { label: asked.label, ..routes::find_endpoint(request.method, &meant, self.ui) };
+        if matches!(asked.endpoint, Err(Error::SurplusSlash(_))) && cors.is_preflight(request) {
+            let path = routes::without_surplus_slashes(request.path());
+            asked = FoundRoute { label: asked.label, ..find_endpoint(request.method, &path, self.ui) };
         }
-        Asked { token: self.access.token(request), ..asked }
+        FoundRoute { token: self.access.token(request), ..asked }
     }
 
     /// Judges a request in the order of path, method, access and validity: makes a command of it, or the answer if it
@@ -122,16 +122,16 @@ impl App {
     pub(crate) fn judge(
         &self,
         request: &Request,
-        asked: Asked,
+        asked: FoundRoute,
         cors: &Cors,
         id: Option<&RequestId>,
-    ) -> Judged {
+    ) -> Verdict {
         /// The most bytes of a body that is parsed while other bodies are: a larger JSON text may take many times its
         /// length as a value.
         const MAX_PARSED_AT_ONCE: usize = 8 << 10;
         let _turn = (request.body.len() > MAX_PARSED_AT_ONCE).then(|| self.parsing.lock());
         let judged = self.to_command(request, asked, cors, id);
-        judged.unwrap_or_else(|error| Judged::Answer(error.into_response(id)))
+        judged.unwrap_or_else(|error| Verdict::Answer(error.into_response(id)))
     }
 
     /// Makes `/readyz` report from now on that the service stops.
@@ -149,11 +149,11 @@ impl App {
     fn to_command(
         &self,
         request: &Request,
-        asked: Asked,
+        asked: FoundRoute,
         cors: &Cors,
         id: Option<&RequestId>,
-    ) -> Result<Judged, Error> {
-        let Asked { endpoint, callers, user, token, .. } = asked;
+    ) -> Result<Verdict, Error> {
+        let FoundRoute { endpoint, callers, user, token, .. } = asked;
         let endpoint = endpoint?;
         if callers != Callers::Any {
             self.access.admit(request, callers, cors, token)?;
@@ -163,7 +163,7 @@ impl App {
             }
         }
         let operations = &self.operations;
-        Ok(Judged::Execute(match endpoint {
+        Ok(Verdict::Execute(match endpoint {
             Endpoint::List => Command::List(List::parse(request, operations.max_per_page)?),
             Endpoint::Create => Command::Create(Create::parse(request, &operations.schemas.create)?),
             Endpoint::Find => Command::Find(Find::parse(request, user)?),
@@ -171,7 +171,7 @@ impl App {
             Endpoint::Patch => Update::parse(request, user, Some(&operations.schemas.patch))?,
             Endpoint::Delete => Command::Delete(Delete::parse(request, user)?),
             Endpoint::Authenticate => Command::Authenticate(Authenticate::parse(request, operations)?),
-            Endpoint::Page(page) => return Ok(Judged::Answer(page(self))),
+            Endpoint::Page(page) => return Ok(Verdict::Answer(page(self))),
             Endpoint::Options(routes) => {
                 if let Some(origin) = request.header("origin").filter(|_| !cors.is_allowed()) {
                     // Logs the origin of a refused preflight, because the browser sends no other request of its page.
@@ -179,7 +179,7 @@ impl App {
                     let line = format_args!("ALLOWED_ORIGINS does not name the origin {origin:?}");
                     log_line(Level::Info, id, line);
                 }
-                return Ok(Judged::Answer(cors.permit(request, routes::answer_options(routes))));
+                return Ok(Verdict::Answer(cors.permit(request, routes::answer_options(routes))));
             }
         }))
     }
@@ -197,8 +197,8 @@ mod tests {
         let app = App::open(&database.config()).unwrap();
         let judged = requests.into_iter().map(|request| {
             match app.judge(&request, app.find_endpoint(&request, &Cors::Off), &Cors::Off, None) {
-                Judged::Execute(command) => Ok(command),
-                Judged::Answer(answer) => Err(answer.status),
+                Verdict::Execute(command) => Ok(command),
+                Verdict::Answer(answer) => Err(answer.status),
             }
         });
         judged.collect()

@@ -27,13 +27,13 @@ pub fn answer_readyz(app: &App) -> Response {
         // Tells the age of the readiness, which may be old if no client has asked for long. A client that needs a
         // recent one asks again.
         None => Response::json(200, &json!({"status": "ready"})).with("Age", age.as_secs().to_string()),
-        Some(reason) => Response::json(503, &Unready { status: "unready", reason }),
+        Some(reason) => Response::json(503, &UnreadyAnswer { status: "unready", reason }),
     };
     answer.with("Cache-Control", "no-store")
 }
 
 #[derive(Serialize)]
-struct Unready {
+struct UnreadyAnswer {
     status: &'static str,
     reason: &'static str,
 }
@@ -80,8 +80,8 @@ pub fn answer_description(app: &App) -> Response {
 /// Returns the description of a service with these settings: `schemas/openapi.json`, in which each reference to a
 /// schema of bodies is replaced by the schema that bodies are validated against.
 fn make_description(schema: Schema, max_per_page: u32, needs_token: bool) -> Value {
-    const TEXT: &str = include_str!("../../schemas/openapi.json");
-    let mut document: Value = serde_json::from_str(TEXT).expect("a file of this crate is JSON");
+    const OPENAPI_JSON: &str = include_str!("../../schemas/openapi.json");
+    let mut document: Value = serde_json::from_str(OPENAPI_JSON).expect("a file of this crate is JSON");
     document["info"]["version"] = env!("CARGO_PKG_VERSION").into();
     document["components"]["parameters"]["perPage"]["schema"]["maximum"] = max_per_page.into();
     document["components"]["parameters"]["ids"]["schema"]["maxItems"] = max_per_page.into();
@@ -107,11 +107,11 @@ fn make_description(schema: Schema, max_per_page: u32, needs_token: bool) -> Val
 }
 
 /// The page for the browser: one script and one style, both inline.
-const PAGE: &str = include_str!("../../web/ui.html");
+const UI_PAGE: &str = include_str!("../../web/ui.html");
 
 /// The Content-Security-Policy of the page. It admits this script, this style and requests to the service, no text as
 /// markup, and only images within the page: an empty image keeps browsers from asking for an icon.
-static POLICY: LazyLock<String> = LazyLock::new(|| {
+static CONTENT_SECURITY_POLICY: LazyLock<String> = LazyLock::new(|| {
     let [script, style] = ["script", "style"].map(digest_element);
     format!(
         "default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; connect-src 'self'; \
@@ -126,10 +126,10 @@ pub fn answer_ui(app: &App) -> Response {
     let schema =
         validation::schema_file("create-user.basic.json", operations.schemas.variant).unwrap_or_default();
     let settings = json!({"maxPerPage": operations.max_per_page, "required": schema["required"]});
-    let page = PAGE.replacen("data-settings='{}'", &format!("data-settings='{settings}'"), 1);
+    let page = UI_PAGE.replacen("data-settings='{}'", &format!("data-settings='{settings}'"), 1);
     Response { status: 200, body: page.into(), ..Response::no_content() }
         .with("Content-Type", "text/html; charset=utf-8")
-        .with("Content-Security-Policy", POLICY.as_str())
+        .with("Content-Security-Policy", CONTENT_SECURITY_POLICY.as_str())
         .with("Cross-Origin-Opener-Policy", "same-origin")
         .with("Cross-Origin-Resource-Policy", "same-origin")
         .with("Referrer-Policy", "no-referrer")
@@ -137,7 +137,7 @@ pub fn answer_ui(app: &App) -> Response {
 
 /// Returns the digest of the text of the page's only element of this name.
 fn digest_element(element: &str) -> String {
-    let (_, rest) = PAGE.split_once(&format!("<{element}>")).expect("the page has it");
+    let (_, rest) = UI_PAGE.split_once(&format!("<{element}>")).expect("the page has it");
     let (text, _) = rest.split_once(&format!("</{element}>")).expect("it ends");
     Base64::encode_string(&Sha256::digest(text))
 }

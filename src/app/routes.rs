@@ -53,7 +53,7 @@ pub(crate) enum Endpoint {
 
 /// The endpoint that a request asks for, and the clients that may use it.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct FoundRoute {
     /// The label of the route in figures; `other` if the path has none.
     pub label: &'static str,
     /// The endpoint, or an error: [`Error::NotFound`], [`Error::MethodNotAllowed`], or [`Error::NotImplemented`] if no
@@ -116,14 +116,14 @@ impl Route {
 }
 
 /// Finds the endpoint of a request. `ui`: the service has the page for the browser.
-pub(crate) fn find_endpoint(method: Method, path: &str, ui: bool) -> Asked {
+pub(crate) fn find_endpoint(method: Method, path: &str, ui: bool) -> FoundRoute {
     let found = find_route(path);
     let label = found.as_ref().map_or("other", |(route, _)| route.path);
-    let without_user = |endpoint| Asked { label, endpoint, callers: Any, user: None, token: None };
+    let without_user = |endpoint| FoundRoute { label, endpoint, callers: Any, user: None, token: None };
     match found.filter(|(route, _)| route.is_served(ui)) {
         Some((route, last)) => match route.endpoint(method) {
             Some((endpoint, callers)) => {
-                Asked { callers, user: parse_id(&last), ..without_user(Ok(endpoint)) }
+                FoundRoute { callers, user: parse_id(&last), ..without_user(Ok(endpoint)) }
             }
             None => without_user(Err(Error::MethodNotAllowed(allowed_methods(slice::from_ref(route))))),
         },
@@ -137,17 +137,17 @@ fn refuse_path(method: Method, path: &str, ui: bool) -> Error {
     if method == Method::Other {
         return Error::NotImplemented("the method is not served on any path");
     }
-    let meant = without_further_slashes(path);
+    let meant = without_surplus_slashes(path);
     match find_route(&meant).filter(|(route, _)| meant != path && route.is_served(ui)) {
         Some((route, _)) => {
-            Error::FurtherSlash(format!("the path is {}, without a further slash", route.path))
+            Error::SurplusSlash(format!("the path is {}, without a further slash", route.path))
         }
         None => Error::NotFound,
     }
 }
 
 /// Returns a path without its further slashes: `/users` for `//users/`.
-pub(crate) fn without_further_slashes(path: &str) -> String {
+pub(crate) fn without_surplus_slashes(path: &str) -> String {
     let segments = path.split('/').filter(|segment| !segment.is_empty());
     segments.flat_map(|segment| ["/", segment]).collect()
 }
@@ -234,7 +234,7 @@ mod tests {
 
     /// Returns the endpoint and the user of a request, or the status of its refusal.
     fn found(method: &str, path: &str) -> String {
-        let Asked { label, endpoint, user, .. } = find_endpoint(method.into(), path, true);
+        let FoundRoute { label, endpoint, user, .. } = find_endpoint(method.into(), path, true);
         match endpoint {
             Ok(Endpoint::Options(routes)) => allowed_methods(routes),
             Ok(Endpoint::Page(_)) => format!("page {label}"),
@@ -365,7 +365,7 @@ mod tests {
         ];
         for (path, meant) in rows {
             match (find_endpoint(Get, path, true).endpoint.unwrap_err(), meant) {
-                (Error::FurtherSlash(found), Some(meant)) => {
+                (Error::SurplusSlash(found), Some(meant)) => {
                     assert_eq!(found, format!("the path is {meant}, without a further slash"), "{path}");
                 }
                 (Error::NotFound, None) => {}

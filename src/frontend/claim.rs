@@ -5,7 +5,7 @@ use crate::http::{Cors, Request, RequestId};
 use std::time::Instant;
 
 /// A request that a worker has claimed.
-pub struct Claimed {
+pub struct ClaimedRequest {
     /// The slot of the connection that waits for the answer.
     pub slot: Slot,
     /// The request. Its `peer` is the address of the client: the peer of the connection, or the client that a trusted

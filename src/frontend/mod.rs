@@ -21,7 +21,7 @@ mod slots;
 mod tests;
 mod warnings;
 
-pub use claim::Claimed;
+pub use claim::ClaimedRequest;
 pub use listener::{Listener, address, addresses};
 pub use peers::ClientName;
 pub use slots::{MAX_SURPLUS, Slots};
@@ -55,8 +55,8 @@ pub struct Resources {
 }
 
 impl Frontend {
-    /// Starts the frontend, which admits clients from now on. It writes tickets to `private`; the other end of this
-    /// stream must be a tiny_http server without another client. Workers claim and answer requests through the
+    /// Starts the frontend, which admits clients from now on and writes tickets to `ticket_stream`. The other end of
+    /// this stream must be a tiny_http server without another client. Workers claim and answer requests through the
     /// returned [`Slots`].
     ///
     /// If the stream breaks or the thread panics, the frontend answers 503 to the requests that it has, closes the
@@ -66,10 +66,10 @@ impl Frontend {
         listener: Listener,
         limits: Limits,
         resources: Resources,
-        private: UnixStream,
+        ticket_stream: UnixStream,
         on_broken: impl FnOnce() + Send + 'static,
     ) -> io::Result<(Frontend, Arc<Slots>)> {
-        let mut event_loop = EventLoop::new(listener, Arc::new(limits), resources, private)?;
+        let mut event_loop = EventLoop::new(listener, Arc::new(limits), resources, ticket_stream)?;
         let slots = event_loop.slots.clone();
         let weak = Arc::downgrade(&slots);
         slots.budget.on_shortage(move || weak.upgrade().iter().for_each(|slots| slots.report_shortage()));
@@ -92,7 +92,7 @@ impl Frontend {
 
 impl Drop for Frontend {
     fn drop(&mut self) {
-        self.slots.drain();
+        self.slots.begin_stop();
         // An error is ignored: a panic of the thread was caught and logged.
         let _ = self.thread.take().map(thread::JoinHandle::join);
     }

@@ -1,7 +1,7 @@
 //! Peers of connections, and which connections may be closed for new ones. Pure.
 
 use crate::config::TrustedProxies;
-use crate::http::{PeerKey, counted_as};
+use crate::http::{PeerKey, counted_address};
 use std::{fmt, net::IpAddr};
 
 /// The peer of a connection, or the client that a trusted proxy sends a request for.
@@ -29,7 +29,7 @@ impl Peer {
     /// Returns the key that the connections of this peer are counted under; `None` for a trusted proxy, whose
     /// connections are not counted.
     pub fn key(self) -> Option<PeerKey> {
-        (!self.trusted).then(|| self.address.map(counted_as))
+        (!self.trusted).then(|| self.address.map(counted_address))
     }
 }
 
@@ -48,7 +48,7 @@ impl fmt::Display for ClientName {
 /// Reasons why a connection may be closed for another one. Of two connections, the one with the earlier reason is
 /// closed first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Expendable {
+pub enum CloseCause {
     /// No request and no answer is lost with the connection.
     Idle,
     /// The request is incomplete.
@@ -61,8 +61,8 @@ pub enum Expendable {
 
 /// Returns true if a connection may be closed for a newcomer: only if the newcomer's peer then holds no more than the
 /// peer that loses a connection. A newcomer of the same peer may replace an idle connection.
-pub fn may_displace(newcomer: usize, held: usize, state: Expendable) -> bool {
-    newcomer + 1 < held || (state == Expendable::Idle && newcomer <= held)
+pub fn may_displace(newcomer: usize, held: usize, state: CloseCause) -> bool {
+    newcomer + 1 < held || (state == CloseCause::Idle && newcomer <= held)
 }
 
 #[cfg(test)]
@@ -83,9 +83,9 @@ mod tests {
     fn displacing_never_reverses_the_order() {
         let rows = [(0, 1, false), (0, 2, true), (1, 2, false), (1, 3, true), (2, 3, false), (5, 5, false)];
         for (newcomer, held, expected) in rows {
-            assert_eq!(may_displace(newcomer, held, Expendable::Incomplete), expected, "{newcomer} {held}");
-            assert!(may_displace(newcomer, held, Expendable::Idle));
+            assert_eq!(may_displace(newcomer, held, CloseCause::Incomplete), expected, "{newcomer} {held}");
+            assert!(may_displace(newcomer, held, CloseCause::Idle));
         }
-        assert!(!may_displace(2, 1, Expendable::Idle));
+        assert!(!may_displace(2, 1, CloseCause::Idle));
     }
 }

@@ -4,7 +4,7 @@
 //! Owns the locks of the frontend. Each slot has one of its own. A worker holds it for one non-blocking write at most,
 //! so it never waits for a client, nor for another worker.
 
-use super::claim::{Claimed, Slot};
+use super::claim::{ClaimedRequest, Slot};
 use super::connection::{Connection, Delivery, STATE_LABELS};
 use super::warnings::Warnings;
 use crate::budget::{Budget, Reservation};
@@ -20,7 +20,7 @@ pub const MAX_SURPLUS: usize = 256;
 
 /// The table of connections, with a slot for each client that there may be.
 pub struct Slots {
-    entries: Box<[Mutex<Entry>]>,
+    entries: Box<[Mutex<SlotContents>]>,
     pub(super) budget: Budget,
     /// True if a worker waits for memory: the event loop is to close connections.
     pub(super) shortage: AtomicBool,
@@ -29,7 +29,7 @@ pub struct Slots {
     /// True once a stop has begun: answers say `Connection: close`, and idle connections are closed.
     pub(super) stopping: AtomicBool,
     /// Slots of connections that a worker has answered and that the event loop is to advance.
-    scheduled: Mutex<Vec<u32>>,
+    queued_for_loop: Mutex<Vec<u32>>,
     /// How many clients were answered together, until the event loop looks for their next requests.
     pub(super) answered_together: AtomicUsize,
     /// Warnings about clients that are answered 503.
@@ -38,16 +38,16 @@ pub struct Slots {
 
 /// The contents of a slot.
 #[derive(Default)]
-pub(super) struct Entry {
+pub(super) struct SlotContents {
     pub connection: Option<Box<Connection>>,
     /// True while a ticket that names this slot is on its way to a worker. A newer request of the slot needs no other
     /// ticket.
     pub has_ticket: bool,
 }
 
-impl Entry {
+impl SlotContents {
     /// Returns the connection of a request, if the request still waits for its answer.
-    fn awaiting(&mut self, slot: Slot) -> Option<&mut Connection> {
+    fn client_of(&mut self, slot: Slot) -> Option<&mut Connection> {
         self.connection.as_deref_mut().filter(|connection| connection.awaits_answer(slot.generation))
     }
 }
@@ -56,7 +56,7 @@ impl Entry {
 impl Slots {
     /// Claims the requests of a ticket. Leaves out requests whose client does not wait any more. Call it exactly once
     /// for a ticket, and at once: until then, newer requests of these slots get no ticket.
-    pub fn claim(&self, ticket: &str) -> impl Iterator<Item = Claimed> {
+    pub fn claim(&self, ticket: &str) -> impl Iterator<Item = ClaimedRequest> {
         ticket.split(['/', ',']).filter_map(|index| {
             let index = index.parse().ok()?;
             let mut entry = self.lock(index)?;
@@ -80,11 +80,11 @@ impl Slots {
     ) -> Option<Delivery> {
         let stopping = self.stopping.load(Ordering::SeqCst);
         let (delivery, unfinished) =
-            self.lock(slot.index)?.awaiting(slot)?.send_answer(response, cut, stopping);
+            self.lock(slot.index)?.client_of(slot)?.send_answer(response, cut, stopping);
         // Releases the worker's reservation: the connection counts the bytes that the socket did not take.
         drop(held);
         if unfinished {
-            self.schedule(slot.index);
+            self.queue_for_loop(slot.index);
         }
         Some(delivery)
     }
@@ -98,7 +98,7 @@ impl Slots {
     /// be. Locks each slot in turn.
     pub fn count_connections(&self) -> (impl Iterator<Item = (&'static str, usize)>, usize) {
         let mut counts = [0; STATE_LABELS.len()];
-        let labels = self.each(|_, connection| Some(connection.label_index()));
+        let labels = self.map_connections(|_, connection| Some(connection.label_index()));
         labels.into_iter().for_each(|label| counts[label] += 1);
         (STATE_LABELS.into_iter().zip(counts), self.limits.max_connections)
     }
@@ -111,12 +111,12 @@ impl Slots {
     /// Marks a request as being executed, so that its connection is not closed for another client. Returns false if
     /// its client does not wait for the answer any more.
     pub fn begin(&self, slot: Slot) -> bool {
-        self.lock(slot.index).is_some_and(|mut entry| entry.awaiting(slot).map(Connection::begin).is_some())
+        self.lock(slot.index).is_some_and(|mut entry| entry.client_of(slot).map(Connection::begin).is_some())
     }
 
     /// Returns true if the client of a request does not wait for its answer any more. Locks the slot for a moment.
     pub fn is_abandoned(&self, slot: Slot) -> bool {
-        self.lock(slot.index).is_none_or(|mut entry| entry.awaiting(slot).is_none())
+        self.lock(slot.index).is_none_or(|mut entry| entry.client_of(slot).is_none())
     }
 }
 
@@ -130,36 +130,36 @@ impl Slots {
             limits,
             waker,
             stopping: AtomicBool::default(),
-            scheduled: Mutex::default(),
+            queued_for_loop: Mutex::default(),
             answered_together: AtomicUsize::default(),
             warnings: Arc::default(),
         }
     }
 
     /// Locks a slot, if there is one of that index.
-    pub(super) fn lock(&self, index: u32) -> Option<MutexGuard<'_, Entry>> {
+    pub(super) fn lock(&self, index: u32) -> Option<MutexGuard<'_, SlotContents>> {
         Some(self.entries.get(index as usize)?.lock())
     }
 
     /// Calls `look` with each connection and its index, and collects the results. Locks one slot at a time.
-    pub(super) fn each<T>(&self, mut look: impl FnMut(u32, &Connection) -> Option<T>) -> Vec<T> {
+    pub(super) fn map_connections<T>(&self, mut look: impl FnMut(u32, &Connection) -> Option<T>) -> Vec<T> {
         let entries = (0..).zip(&self.entries);
         entries.filter_map(|(index, entry)| look(index, entry.lock().connection.as_deref()?)).collect()
     }
 
     /// Makes the event loop advance a connection. Only the first of several calls wakes the loop.
-    fn schedule(&self, index: u32) {
-        let mut scheduled = self.scheduled.lock();
-        scheduled.push(index);
-        if scheduled.len() == 1 {
-            drop(scheduled);
+    fn queue_for_loop(&self, index: u32) {
+        let mut queued_for_loop = self.queued_for_loop.lock();
+        queued_for_loop.push(index);
+        if queued_for_loop.len() == 1 {
+            drop(queued_for_loop);
             self.wake();
         }
     }
 
     /// Moves the slots of scheduled connections to the end of the list `due`.
-    pub(super) fn take_scheduled(&self, due: &mut Vec<u32>) {
-        due.append(&mut self.scheduled.lock());
+    pub(super) fn take_queued(&self, due: &mut Vec<u32>) {
+        due.append(&mut self.queued_for_loop.lock());
     }
 
     /// Makes the event loop close connections for their memory, as a worker waits for some.
@@ -170,7 +170,7 @@ impl Slots {
     }
 
     /// Makes the event loop begin a stop. Returns at once; a further call changes nothing.
-    pub(super) fn drain(&self) {
+    pub(super) fn begin_stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
         self.wake();
     }

@@ -62,7 +62,7 @@ impl Cors {
             .with("Access-Control-Allow-Methods", methods)
             .with("Access-Control-Max-Age", MAX_AGE_SECONDS);
         let asked: Vec<_> =
-            request.fields(ASKED_FIELDS).flat_map(|list| list.split(',')).map(str::trim).collect();
+            request.header_values(ASKED_FIELDS).flat_map(|list| list.split(',')).map(str::trim).collect();
         let are_names = asked.iter().all(|name| !name.is_empty() && name.bytes().all(is_token));
         if asked.is_empty() || !are_names {
             return response;
@@ -102,7 +102,7 @@ mod tests {
     fn added(origins: &str, method: Method, fields: &[(&str, &str)]) -> String {
         let request = Request::new(method, "/users", "");
         let request = fields.iter().fold(request, |request, (name, value)| request.with(*name, *value));
-        let lines = request.lines().map(|(name, value)| (name, value.as_bytes()));
+        let lines = request.header_fields().map(|(name, value)| (name, value.as_bytes()));
         let cors = Cors::for_fields(&entries(origins), lines);
         let mut response = cors.permit(&request, Response::no_content().with("Allow", "GET, OPTIONS"));
         cors.add_to(&mut response);

@@ -8,7 +8,7 @@ mod response;
 
 pub(crate) use cors::Cors;
 pub(crate) use id::{RequestId, log_line};
-pub use request::{Method, PeerKey, Request, counted_as, percent_decode};
+pub use request::{Method, PeerKey, Request, counted_address, percent_decode};
 pub use response::{Persistence, Response, phrase};
 
 /// Returns true if methods, names of fields and transfer codings may have this byte (RFC 9110, 5.6.2).

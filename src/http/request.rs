@@ -31,7 +31,7 @@ impl From<&str> for Method {
 impl Method {
     /// Returns the name of a method for the log: the name that the client has sent, unless it is longer than all known
     /// methods.
-    pub(crate) fn shown(self, name: &str) -> Cow<'static, str> {
+    pub(crate) fn name_for_log(self, name: &str) -> Cow<'static, str> {
         const MAX_NAME_BYTES: usize = 16;
         match self {
             Method::Other if name.len() <= MAX_NAME_BYTES => Cow::Owned(name.to_owned()),
@@ -55,7 +55,7 @@ pub struct Request {
     /// Path and query as they were sent, percent-encoded: `/users?page=2`.
     pub target: String,
     /// The header fields as they were sent: one `name: value` a line.
-    pub(crate) fields: String,
+    pub(crate) raw_headers: String,
     /// The body, decoded from its framing.
     pub body: Vec<u8>,
     /// The client's address, behind a trusted proxy too. `None` on a Unix socket, and without a socket.
@@ -66,7 +66,7 @@ pub struct Request {
 pub type PeerKey = Option<IpAddr>;
 
 /// Returns the address by which a peer is counted: for IPv6 its /64 network, because a peer usually has a whole one.
-pub fn counted_as(peer: IpAddr) -> IpAddr {
+pub fn counted_address(peer: IpAddr) -> IpAddr {
     match peer {
         IpAddr::V4(_) => peer,
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
@@ -79,7 +79,7 @@ impl fmt::Debug for Request {
         f.debug_struct("Request")
             .field("method", &self.method)
             .field("target", &self.target)
-            .field("headers", &self.lines().map(|(name, _)| name).collect::<Vec<_>>())
+            .field("headers", &self.header_fields().map(|(name, _)| name).collect::<Vec<_>>())
             .field("body", &format_args!("{} bytes", self.body.len()))
             .field("peer", &self.peer)
             .finish()
@@ -122,8 +122,8 @@ impl Request {
     /// Adds a header: `.with("Authorization", "Bearer …")`. Replaces line ends in it by spaces.
     pub fn with(mut self, name: impl Into<String>, value: impl Into<String>) -> Request {
         let line = format!("{}: {}", name.into(), value.into());
-        self.fields += &line.replace(['\r', '\n'], " ");
-        self.fields += "\r\n";
+        self.raw_headers += &line.replace(['\r', '\n'], " ");
+        self.raw_headers += "\r\n";
         self
     }
 
@@ -134,7 +134,7 @@ impl Request {
             method,
             method_name: method.name().into(),
             target: target.into(),
-            fields: String::new(),
+            raw_headers: String::new(),
             body: body.into(),
             peer: None,
         }
@@ -142,23 +142,23 @@ impl Request {
 
     /// Returns the value of the first field of this name, whatever its case.
     pub fn header(&self, name: &str) -> Option<&str> {
-        self.fields(name).next()
+        self.header_values(name).next()
     }
 
     /// Returns the values of all fields of this name, whatever its case, in their order.
-    pub(crate) fn fields(&self, name: &str) -> impl Iterator<Item = &str> {
-        self.lines().filter(move |(field, _)| field.eq_ignore_ascii_case(name)).map(|(_, value)| value)
+    pub(crate) fn header_values(&self, name: &str) -> impl Iterator<Item = &str> {
+        self.header_fields().filter(move |field| field.0.eq_ignore_ascii_case(name)).map(|field| field.1)
     }
 
     /// Returns the names and values of all fields, in their order.
-    pub(crate) fn lines(&self) -> impl Iterator<Item = (&str, &str)> {
-        let pairs = self.fields.split('\n').filter_map(|line| line.split_once(':'));
+    pub(crate) fn header_fields(&self) -> impl Iterator<Item = (&str, &str)> {
+        let pairs = self.raw_headers.split('\n').filter_map(|line| line.split_once(':'));
         pairs.map(|(name, value)| (name, value.trim_matches([' ', '\t', '\r'])))
     }
 
     /// Returns the bytes that the request takes in memory.
     pub(crate) fn memory(&self) -> usize {
-        self.target.len() + self.fields.len() + self.body.len()
+        self.target.len() + self.raw_headers.len() + self.body.len()
     }
 
     /// Returns the path, without the query.
@@ -186,7 +186,7 @@ mod tests {
             ("2001:db8:1:3:3:4:5:6", "2001:db8:1:3::"),
         ];
         for (peer, expected) in rows {
-            assert_eq!(counted_as(peer.parse().unwrap()), expected.parse::<IpAddr>().unwrap());
+            assert_eq!(counted_address(peer.parse().unwrap()), expected.parse::<IpAddr>().unwrap());
         }
     }
 

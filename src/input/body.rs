@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 /// request is a PATCH, for which only the media types of a merge patch are accepted.
 pub fn body(request: &Request, patch: bool) -> Result<Map<String, Value>, Error> {
     const CURL_DEFAULT_TYPE: &str = "application/x-www-form-urlencoded";
-    let mut codings = request.fields("content-encoding").flat_map(|value| value.split(',')).map(str::trim);
+    let mut codings = request.header_values("content-encoding").flat_map(|csv| csv.split(',')).map(str::trim);
     let coded = codings.any(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case("identity"));
     let media_type =
         request.header("content-type").map(|text| text.split(';').next().unwrap_or_default().trim());

@@ -37,7 +37,7 @@ pub fn condition(request: &Request) -> Result<Condition, Error> {
 /// Parses all fields of a name together, or returns `absent` if there is none. `None` if the fields are malformed.
 /// Tags of other services match no state.
 fn parse_fields(request: &Request, name: &str, weak: bool, absent: Revisions) -> Option<Revisions> {
-    let values: Vec<&str> = request.fields(name).collect();
+    let values: Vec<&str> = request.header_values(name).collect();
     match values[..] {
         [] => Some(absent),
         [value] if value.trim_matches(SPACES) == "*" => Some(None),

@@ -12,7 +12,7 @@ const MAX_KEY_CHARS: usize = 255;
 pub fn idempotency_key(request: &Request) -> Result<Option<Key>, Error> {
     const MALFORMED: Error =
         Error::BadRequest("Idempotency-Key holds not just 1 to 255 visible ASCII characters");
-    let mut fields = request.fields("idempotency-key");
+    let mut fields = request.header_values("idempotency-key");
     let Some(value) = fields.next() else { return Ok(None) };
     let value = value.trim_matches([' ', '\t']);
     let is_key = |text: &&str| {

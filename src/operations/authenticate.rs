@@ -5,7 +5,7 @@
 use super::{Lane, Operations, Outcome, Step};
 use crate::db::{Failure, none_if_untranslatable, rows::read_credential, session::Param};
 use crate::error::Error;
-use crate::http::{PeerKey, Request, Response, counted_as};
+use crate::http::{PeerKey, Request, Response, counted_address};
 use crate::input::body;
 use crate::secret::Secret;
 use crate::users::password::{Match, PasswordHash};
@@ -29,7 +29,7 @@ impl Authenticate {
         let body = operations.schemas.authenticate.validate(body(request, false)?)?;
         let text = |key: &str| body.get(key).and_then(|value| value.as_str()).unwrap_or_default();
         let (email, password) = (text("email").to_owned(), text("password").into());
-        let peer = request.peer.map(counted_as);
+        let peer = request.peer.map(counted_address);
         operations.throttle.refuse_exhausted(&email, peer)?;
         Ok(Authenticate { email, password, peer, outdated: None })
     }

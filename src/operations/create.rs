@@ -6,7 +6,7 @@
 use super::{Change, Item, Lane, Operations, Outcome, Step};
 use crate::db::{Failure, Pool, session::Param};
 use crate::error::Error;
-use crate::http::{Request, Response, counted_as};
+use crate::http::{Request, Response, counted_address};
 use crate::input::{self, etag, validation::BodySchema};
 use crate::users::idempotency::{Fingerprint, Key};
 use crate::users::password::{Match, PasswordHash};
@@ -253,7 +253,7 @@ impl Create {
         // Counts the password as an attempt, because the answer tells whether it is right, as the answer to a login
         // does.
         if let (hash @ Some(_), Some(password)) = (kept.password_hash.as_ref(), &self.user.password) {
-            let attempt = operations.throttle.admit(&self.user.email, self.peer.map(counted_as))?;
+            let attempt = operations.throttle.admit(&self.user.email, self.peer.map(counted_address))?;
             if operations.with_hash(hash, |hasher| hasher.verify(password, hash))? == Match::None {
                 attempt.mark_wrong();
                 return Err(Error::KeyReused.into());

@@ -5,7 +5,7 @@ mod relay;
 mod system;
 mod workers;
 
-use crate::app::{self, App, Judged};
+use crate::app::{self, App, Verdict};
 use crate::config::{Config, Limits};
 use crate::frontend::{AnswerAtOnce, ClientName, Frontend, Listener, Resources};
 pub use crate::frontend::{address, addresses};
@@ -192,7 +192,7 @@ fn answer_at_once(app: Arc<App>) -> AnswerAtOnce {
         let cors = app.access.cors(request);
         let asked = app.find_endpoint(request, &cors);
         let label = asked.label;
-        let Judged::Answer(answer) = app.judge(request, asked, &cors, Some(id)) else { return None };
+        let Verdict::Answer(answer) = app.judge(request, asked, &cors, Some(id)) else { return None };
         // Counts the answer with a time of zero: it takes some microseconds.
         app.metrics.count_request(request.method, label, answer.status, Duration::ZERO);
         let (method, status) = (request.method.name(), answer.status);

@@ -89,9 +89,9 @@ impl RequestWatch {
     }
 
     fn add_to_journal(&mut self, request: &Request) {
-        let joined = |name| Value::from(request.fields(name).collect::<Vec<_>>().join(", "));
+        let joined = |name| Value::from(request.header_values(name).collect::<Vec<_>>().join(", "));
         let headers: Map<_, _> =
-            request.lines().map(|(name, _)| (name.to_ascii_lowercase(), joined(name))).collect();
+            request.header_fields().map(|(name, _)| (name.to_ascii_lowercase(), joined(name))).collect();
         // The journal has only the length of a body that is no JSON object, because its secrets cannot be found.
         let body = object(&request.body).map_or(request.body.len().into(), Value::Object);
         let (path, query) = request.target.split_once('?').unwrap_or_default();

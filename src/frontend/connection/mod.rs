@@ -7,8 +7,8 @@
 mod state;
 mod writing;
 
-use super::claim::{Claimed, Slot};
-use super::http1::{Arrived, Parsed, framing::Framing, head::Echo};
+use super::claim::{ClaimedRequest, Slot};
+use super::http1::{Arrived, Parsed, framing::Framing, head::AnswerInfo};
 use super::{Resources, peers::Peer, warnings::Warnings};
 use crate::budget::{Budget, Reservation};
 use crate::config::Limits;
@@ -67,7 +67,7 @@ pub enum Action {
     /// Write a ticket for the request of the connection, unless a ticket names the slot already.
     Ticket,
     /// Free memory, by closing this connection if no other one may be closed, and call the connection again.
-    MakeMemory,
+    FreeMemory,
     /// Call the connection again in the next iteration.
     Requeue,
     /// Close the connection.
@@ -124,17 +124,17 @@ impl Connection {
 
     /// Hands the complete request over to a worker, with the memory that is counted for it. `None` if there is no
     /// request, or a worker has claimed it.
-    pub fn claim(&mut self, index: u32, limits: &Limits, budget: &Budget) -> Option<Claimed> {
-        let State::Working { since, stage, id, echo, input, .. } = &mut self.state else { return None };
+    pub fn claim(&mut self, index: u32, limits: &Limits, budget: &Budget) -> Option<ClaimedRequest> {
+        let State::Working { since, stage, id, for_answer, input, .. } = &mut self.state else { return None };
         let unclaimed = matches!(stage, Stage::Unclaimed(_)).then_some(stage)?;
         let Stage::Unclaimed(request) = mem::replace(unclaimed, Stage::Claimed) else { return None };
         let bytes = counted_bytes(request.memory());
         self.held.set(counted_bytes(input.len()));
-        Some(Claimed {
+        Some(ClaimedRequest {
             slot: Slot { index, generation: self.generation },
             request,
             id: id.clone(),
-            cors: echo.cors.clone(),
+            cors: for_answer.cors.clone(),
             deadline: *since + limits.request_timeout,
             held: (bytes > 0).then(|| budget.count(bytes)),
         })
@@ -163,7 +163,7 @@ impl Connection {
                     let action = self.read(context);
                     let budget = &context.resources.budget;
                     let is_short = self.held.bytes() > held && budget.held() > budget.limit;
-                    action.or(is_short.then_some(Action::MakeMemory))
+                    action.or(is_short.then_some(Action::FreeMemory))
                 }
                 State::Writing { .. } => self.write_answer(index, context),
                 // Goes on reading before the socket is closed: closing it with unread bytes would reset the connection
@@ -187,7 +187,7 @@ impl Connection {
     /// deadline has moved.
     pub fn end(&mut self, why: Option<BusyReason>, index: u32, context: &mut Context) -> Action {
         let may_end = match why {
-            Some(_) => self.expendable().is_some(),
+            Some(_) => self.close_cause().is_some(),
             None => self.deadline(&context.limits).is_some_and(|at| at <= context.now),
         };
         let error = match &self.state {
@@ -287,7 +287,7 @@ impl Connection {
         let step = framing.advance(bytes, &mut used, limits);
         let input = bytes[used..].to_vec();
         if let Ok(Parsed::Complete(arrived)) = step {
-            return self.handle_arrived(arrived, framing.echo, input, context);
+            return self.handle_arrived(arrived, framing.for_answer, input, context);
         }
         if framing.is_in_body() != was_in_body {
             began = None;
@@ -316,7 +316,7 @@ impl Connection {
     fn handle_arrived(
         &mut self,
         arrived: Arrived,
-        mut echo: Echo,
+        mut for_answer: AnswerInfo,
         mut input: Vec<u8>,
         context: &mut Context,
     ) {
@@ -331,10 +331,10 @@ impl Connection {
         self.held.set(counted_bytes(input.len()) + counted_bytes(request.memory()));
         self.holder = self.peer.speaking_for(request.peer);
         request.peer = self.holder.address;
-        let id = echo.id.take().unwrap_or_else(RequestId::new);
+        let id = for_answer.id.take().unwrap_or_else(RequestId::new);
         let answer = (context.resources.answer_at_once)(&request, &id);
         let (since, stage) = (context.now, Stage::Unclaimed(request));
-        self.state = State::Working { since, stage, persistence, id, echo, input };
+        self.state = State::Working { since, stage, persistence, id, for_answer, input };
         if let Some(answer) = answer {
             // Ignores the returned values: the caller advances this connection in any case.
             self.send_answer(answer, None, context.stop_at.is_some());

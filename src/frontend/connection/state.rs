@@ -1,10 +1,10 @@
 //! The states of a connection, their deadlines, and whether a connection may be closed for another one. Pure.
 
-use super::{Connection, writing::Unsent};
+use super::{Connection, writing::UnsentAnswer};
 use crate::config::Limits;
 use crate::frontend::{
-    http1::{framing::Framing, head::Echo},
-    peers::Expendable,
+    http1::{framing::Framing, head::AnswerInfo},
+    peers::CloseCause,
 };
 use crate::http::{Persistence, Request, RequestId};
 use std::time::{Duration, Instant};
@@ -23,11 +23,11 @@ pub(super) enum State {
         stage: Stage,
         persistence: Persistence,
         id: RequestId,
-        echo: Echo,
+        for_answer: AnswerInfo,
         input: Vec<u8>,
     },
     /// The socket did not take all of an answer.
-    Writing { since: Instant, answer: Unsent },
+    Writing { since: Instant, answer: UnsentAnswer },
     /// The last answer is sent: the event loop is to close the connection.
     Closing,
     /// The socket is shut down for writing, and bytes that arrive before the time `until` are discarded.
@@ -66,7 +66,7 @@ impl Connection {
 
     /// Returns true if a request is arriving, or waits for a worker. Once a worker has claimed a request, it is
     /// executed, so its client is not told that it is refused.
-    pub fn is_unclaimed(&self) -> bool {
+    pub fn may_be_refused(&self) -> bool {
         match &self.state {
             State::Working { stage, .. } => matches!(stage, Stage::Unclaimed(_)),
             state => matches!(state, State::Arriving { .. }),
@@ -80,16 +80,16 @@ impl Connection {
 
     /// Returns the reason for which this connection may be closed for another one, and the time since which the reason
     /// holds; `None` if it may not be closed.
-    pub fn expendable(&self) -> Option<(Expendable, Instant)> {
+    pub fn close_cause(&self) -> Option<(CloseCause, Instant)> {
         if self.admission.is_none() || self.holder.trusted {
             return None;
         }
         match &self.state {
-            State::Idle { since, .. } | State::Lingering { until: since } => Some((Expendable::Idle, *since)),
-            State::Arriving { since, .. } => Some((Expendable::Incomplete, *since)),
-            State::Writing { answer, .. } => Some((Expendable::Stalled, answer.moved)),
+            State::Idle { since, .. } | State::Lingering { until: since } => Some((CloseCause::Idle, *since)),
+            State::Arriving { since, .. } => Some((CloseCause::Incomplete, *since)),
+            State::Writing { answer, .. } => Some((CloseCause::Stalled, answer.moved_at)),
             State::Working { stage: Stage::Begun, .. } | State::Closing => None,
-            State::Working { since, .. } => Some((Expendable::Queued, *since)),
+            State::Working { since, .. } => Some((CloseCause::Queued, *since)),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::{Action, Connection, Context, State, counted_bytes};
 use crate::error::{BusyReason, Error};
-use crate::frontend::http1::head::Echo;
+use crate::frontend::http1::head::AnswerInfo;
 use crate::frontend::peers::{ClientName, Peer};
 use crate::http::{Persistence, RequestId, Response, log_line};
 use mio::{Interest, Token, unix::SourceFd};
@@ -34,17 +34,17 @@ impl fmt::Display for Delivery {
 }
 
 /// An answer of which the socket has not taken all bytes.
-pub(super) struct Unsent {
+pub(super) struct UnsentAnswer {
     bytes: Vec<u8>,
     sent: usize,
     id: RequestId,
     /// The time at which the socket last took bytes of the answer.
-    pub moved: Instant,
+    pub moved_at: Instant,
     /// The bytes that were read behind the request; `None` if the connection is closed after the answer.
-    keep: Option<Vec<u8>>,
+    input: Option<Vec<u8>>,
 }
 
-impl Unsent {
+impl UnsentAnswer {
     fn is_sent(&self) -> bool {
         self.sent == self.bytes.len()
     }
@@ -62,10 +62,10 @@ impl Unsent {
 impl Connection {
     /// Answers with a refusal, and then ends the connection.
     pub fn refuse(&mut self, error: &Error, context: &mut Context) {
-        let Echo { id, cors, head_only, client } = match mem::replace(&mut self.state, State::Closing) {
-            State::Arriving { framing, .. } => framing.echo,
-            State::Working { id, echo, .. } => Echo { id: Some(id), ..echo },
-            _ => Echo::default(),
+        let AnswerInfo { id, cors, head_only, client } = match mem::replace(&mut self.state, State::Closing) {
+            State::Arriving { framing, .. } => framing.for_answer,
+            State::Working { id, for_answer, .. } => AnswerInfo { id: Some(id), ..for_answer },
+            _ => AnswerInfo::default(),
         };
         let (id, client) = (id.unwrap_or_else(RequestId::new), self.peer.speaking_for(client).address);
         let mut response = error.answer();
@@ -84,7 +84,7 @@ impl Connection {
         self.generation += 1;
         self.held.set(0);
         let bytes = response.into_bytes(Persistence::Close, head_only, &id);
-        let answer = Unsent { bytes, sent: 0, id, moved: context.now, keep: None };
+        let answer = UnsentAnswer { bytes, sent: 0, id, moved_at: context.now, input: None };
         self.state = State::Writing { since: context.now, answer };
         // Reads the socket again, because more bytes of the refused request may come.
         self.readable = true;
@@ -100,25 +100,25 @@ impl Connection {
         stopping: bool,
     ) -> (Delivery, bool) {
         let state = mem::replace(&mut self.state, State::Closing);
-        let State::Working { persistence, id, echo, input, .. } = state else {
+        let State::Working { persistence, id, for_answer, input, .. } = state else {
             unreachable!("the caller has made sure that a request is in work");
         };
         // Changes the generation, so that a later answer to this request is dropped.
         self.generation += 1;
-        echo.cors.add_to(&mut response);
+        for_answer.cors.add_to(&mut response);
         let persistence = if stopping { Persistence::Close } else { persistence };
         let closes = persistence == Persistence::Close || cut.is_some();
         self.readable |= closes && !input.is_empty();
-        let mut bytes = response.into_bytes(persistence, echo.head_only, &id);
+        let mut bytes = response.into_bytes(persistence, for_answer.head_only, &id);
         bytes.truncate(cut.unwrap_or(usize::MAX));
-        let (now, length) = (Instant::now(), bytes.len());
-        let mut answer = Unsent { bytes, sent: 0, id, moved: now, keep: (!closes).then_some(input) };
+        let (now, length, input) = (Instant::now(), bytes.len(), (!closes).then_some(input));
+        let mut answer = UnsentAnswer { bytes, sent: 0, id, moved_at: now, input };
         let result = self.write_bytes(&mut answer, now);
         let taken = answer.sent;
         match result {
             Ok(()) if answer.is_sent() => self.finish_answer(answer, now),
             Ok(()) => {
-                let input = answer.keep.as_ref().map_or(0, Vec::len);
+                let input = answer.input.as_ref().map_or(0, Vec::len);
                 self.held.set(counted_bytes(answer.bytes.capacity()) + counted_bytes(input));
                 self.state = State::Writing { since: now, answer };
             }
@@ -157,11 +157,11 @@ impl Connection {
     }
 
     /// Sends until the socket takes no more.
-    fn write_bytes(&mut self, answer: &mut Unsent, now: Instant) -> io::Result<()> {
+    fn write_bytes(&mut self, answer: &mut UnsentAnswer, now: Instant) -> io::Result<()> {
         while !answer.is_sent() {
             // MSG_NOSIGNAL makes writing to a client that is gone an error, without a signal.
             match self.stream.send_with_flags(&answer.bytes[answer.sent..], MSG_NOSIGNAL) {
-                Ok(count) => (answer.sent, answer.moved) = (answer.sent + count, now),
+                Ok(count) => (answer.sent, answer.moved_at) = (answer.sent + count, now),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
@@ -171,10 +171,10 @@ impl Connection {
     }
 
     /// Enters the state that follows a sent answer.
-    fn finish_answer(&mut self, answer: Unsent, now: Instant) {
-        self.held.set(counted_bytes(answer.keep.as_ref().map_or(0, Vec::len)));
+    fn finish_answer(&mut self, answer: UnsentAnswer, now: Instant) {
+        self.held.set(counted_bytes(answer.input.as_ref().map_or(0, Vec::len)));
         self.holder = self.peer;
-        self.state = match answer.keep {
+        self.state = match answer.input {
             Some(input) => State::Idle { since: now, input },
             None => State::Closing,
         };

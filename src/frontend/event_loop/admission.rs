@@ -10,7 +10,7 @@
 use super::{EventLoop, SWEEP_PAUSE};
 use crate::frontend::{
     connection::{Action, Admission, Connection},
-    peers::{Expendable, Peer, may_displace},
+    peers::{CloseCause, Peer, may_displace},
 };
 use crate::{error::BusyReason, http::PeerKey};
 use mio::{Interest, Token, unix::SourceFd};
@@ -25,7 +25,7 @@ const MAX_ACCEPTS: usize = 64;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long a client may move no byte before its answer or its incomplete request may be given up for memory. Distant
 /// clients need up to half a second to acknowledge bytes, and a client may pause.
-const STALLED_CLIENT: Duration = Duration::from_secs(1);
+const MIN_STALL_TIME: Duration = Duration::from_secs(1);
 /// The part of the budget that is freed when a worker waits for memory: `1 / FREED_PART`.
 const FREED_PART: usize = 8;
 /// The most connections that are picked to be closed before the loop gives up. A picked one stays open if a worker
@@ -58,7 +58,7 @@ impl EventLoop {
                 Err(error) => {
                     let detail = format_args!(": {error}");
                     self.context.warnings.warn("no connection can be accepted", detail, None);
-                    if !self.close_oldest_surplus() && !self.make_way(BusyReason::TooManyConnections, None) {
+                    if !self.close_oldest_surplus() && !self.close_one(BusyReason::TooManyConnections, None) {
                         self.accept_at = Some(now + ACCEPT_PAUSE);
                         return;
                     }
@@ -73,16 +73,16 @@ impl EventLoop {
         let peer = Peer::new(address, &limits.trusted_proxies);
         let why = BusyReason::TooManyConnections;
         let admitted = Admission::strong_count(&self.admission) - 1;
-        let full = admitted >= limits.max_connections && !self.make_way(why, Some(peer));
-        if self.free.is_empty() {
+        let full = admitted >= limits.max_connections && !self.close_one(why, Some(peer));
+        if self.free_slots.is_empty() {
             self.close_oldest_surplus();
         }
-        let index = self.free.pop().expect("there is a slot for each");
+        let index = self.free_slots.pop().expect("there is a slot for each");
         let (fd, token) = (stream.as_raw_fd(), Token(index as usize));
         if let Err(error) =
             self.context.poll.registry().register(&mut SourceFd(&fd), token, Interest::READABLE)
         {
-            self.free.push(index);
+            self.free_slots.push(index);
             let detail = format_args!(": {error}");
             return self.context.warnings.warn("a connection cannot be watched", detail, None);
         }
@@ -92,16 +92,16 @@ impl EventLoop {
         let connection = Connection::new(stream, peer, generation, admission, &self.context);
         self.slots.lock(index).expect("there is a slot for each").connection = Some(Box::new(connection));
         if full {
-            self.call(index, |connection, context| connection.turn_away(why, index, context));
+            self.call_connection(index, |connection, context| connection.turn_away(why, index, context));
         }
     }
 
     /// Closes a connection to make way for a new one or to free memory. Returns false if none may be closed.
-    fn make_way(&mut self, why: BusyReason, newcomer: Option<Peer>) -> bool {
+    fn close_one(&mut self, why: BusyReason, newcomer: Option<Peer>) -> bool {
         for _ in 0..MAX_TRIES {
-            let Some(index) = self.pick(why, newcomer) else { return false };
+            let Some(index) = self.pick_to_close(why, newcomer) else { return false };
             let mut gone = false;
-            self.call(index, |connection, context| {
+            self.call_connection(index, |connection, context| {
                 let action = connection.end(Some(why), index, context);
                 gone = action == Action::Close || connection.admission.is_none();
                 action
@@ -119,29 +119,29 @@ impl EventLoop {
     /// Idle connections of this client come first, then incomplete requests, then answers that the client does not
     /// take, then requests that no worker has begun to execute; the oldest first. Without a `newcomer` to be admitted,
     /// only connections that are idle, or whose client has stalled, may be closed.
-    fn pick(&self, why: BusyReason, newcomer: Option<Peer>) -> Option<u32> {
+    fn pick_to_close(&self, why: BusyReason, newcomer: Option<Peer>) -> Option<u32> {
         let mut held: HashMap<PeerKey, usize> = HashMap::new();
-        let expendable = self.slots.each(|index, connection| {
+        let expendable = self.slots.map_connections(|index, connection| {
             let key = connection.holder.key()?;
             let units = if why == BusyReason::NoMemory { connection.held.bytes() } else { 1 };
             if connection.admission.is_some() {
                 *held.entry(key).or_default() += units;
             }
-            let (state, since) = connection.expendable()?;
+            let (state, since) = connection.close_cause()?;
             (units > 0).then_some((key, state, since, index))
         });
         let held_by = |key| held.get(&key).copied().unwrap_or_default();
         // A newcomer that is a trusted proxy counts as a client that holds nothing: the client behind it is not
         // known yet.
         let newcomer = newcomer.map(|peer| peer.key().map_or(0, held_by));
-        let may_close = |&(key, state, since, _): &(PeerKey, Expendable, Instant, u32)| {
+        let may_close = |&(key, state, since, _): &(PeerKey, CloseCause, Instant, u32)| {
             let displaced = newcomer.is_some_and(|newcomer| may_displace(newcomer, held_by(key), state));
-            let stalled = self.context.now >= since + STALLED_CLIENT;
+            let stalled = self.context.now >= since + MIN_STALL_TIME;
             match (why, state) {
-                (BusyReason::NoMemory, Expendable::Stalled) => stalled,
-                (BusyReason::NoMemory, Expendable::Incomplete) => stalled || displaced,
+                (BusyReason::NoMemory, CloseCause::Stalled) => stalled,
+                (BusyReason::NoMemory, CloseCause::Incomplete) => stalled || displaced,
                 (BusyReason::NoMemory, _) => false,
-                (_, Expendable::Idle) => displaced || newcomer.is_none(),
+                (_, CloseCause::Idle) => displaced || newcomer.is_none(),
                 _ => displaced,
             }
         };
@@ -153,11 +153,11 @@ impl EventLoop {
 
     /// Brings the held memory below its limit after a connection has grown. Closes other connections; turns the grown
     /// one away if none may be closed. A request that a worker has claimed by now keeps its memory.
-    pub(super) fn make_memory(&mut self, index: u32, holder: Peer) {
+    pub(super) fn enforce_memory_limit(&mut self, index: u32, holder: Peer) {
         while self.slots.budget.held() > self.slots.budget.limit {
-            if !self.make_way(BusyReason::NoMemory, Some(holder)) {
-                return self.call(index, |connection, context| {
-                    if !connection.is_unclaimed() {
+            if !self.close_one(BusyReason::NoMemory, Some(holder)) {
+                return self.call_connection(index, |connection, context| {
+                    if !connection.may_be_refused() {
                         return Action::Wait;
                     }
                     connection.turn_away(BusyReason::NoMemory, index, context)
@@ -168,19 +168,19 @@ impl EventLoop {
 
     /// Frees a part of the budget for a worker that waits for memory, as far as there are connections that may be
     /// closed.
-    pub(super) fn free_memory(&mut self) {
+    pub(super) fn free_memory_for_worker(&mut self) {
         let budget = self.slots.budget.clone();
         let enough = budget.held().saturating_sub(budget.limit / FREED_PART);
-        while budget.held() > enough && self.make_way(BusyReason::NoMemory, None) {}
+        while budget.held() > enough && self.close_one(BusyReason::NoMemory, None) {}
     }
 
     /// Closes the oldest surplus connection, which only gets a 503. Returns false if there is none.
     fn close_oldest_surplus(&mut self) -> bool {
-        let surplus = self.slots.each(|index, connection| {
+        let surplus = self.slots.map_connections(|index, connection| {
             connection.admission.is_none().then(|| (connection.deadline(&self.context.limits), index))
         });
         let Some((_, index)) = surplus.into_iter().min() else { return false };
-        self.call(index, |connection, context| {
+        self.call_connection(index, |connection, context| {
             // Reads before closing: unread bytes would reset the connection, and the reset overtakes the answer.
             connection.readable = true;
             connection.advance(index, context);
@@ -213,17 +213,17 @@ mod tests {
                 answer_at_once: Box::new(|_, _| None),
                 metrics: Arc::new(Metrics::new(&[])),
             };
-            let (private, _other_end) = UnixStream::pair().unwrap();
+            let (ticket_stream, _other_end) = UnixStream::pair().unwrap();
             let mut frontend =
-                EventLoop::new(listener, Limits::default().into(), resources, private).unwrap();
+                EventLoop::new(listener, Limits::default().into(), resources, ticket_stream).unwrap();
             frontend.accept();
             let body = [b'x'; 10_000];
             client.write_all(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10000\r\n\r\n").unwrap();
             client.write_all(&body).unwrap();
             let deadline = Instant::now() + Duration::from_secs(20);
-            while !frontend.slots.lock(0).unwrap().connection.as_ref().unwrap().is_unclaimed() {
+            while !frontend.slots.lock(0).unwrap().connection.as_ref().unwrap().may_be_refused() {
                 assert!(Instant::now() < deadline);
-                frontend.call(0, |connection, context| {
+                frontend.call_connection(0, |connection, context| {
                     connection.readable = true;
                     connection.advance(0, context)
                 });
@@ -231,7 +231,7 @@ mod tests {
             let claimed = frontend.slots.claim(if is_claimed { "/0," } else { "" }).next();
             let _others = budget.count(128 << 10);
             let holder = frontend.slots.lock(0).unwrap().connection.as_ref().unwrap().holder;
-            frontend.make_memory(0, holder);
+            frontend.enforce_memory_limit(0, holder);
             if let Some(claimed) = claimed {
                 assert_eq!(claimed.request.body, body);
                 let answer = Response::json(200, &());

@@ -27,14 +27,14 @@ pub(super) struct Coalescing {
 
 impl Coalescing {
     /// Returns whether the next wait is left out.
-    fn skips(&mut self) -> bool {
+    fn skips_next_wait(&mut self) -> bool {
         let skips = self.skipped > 0;
         self.skipped -= u32::from(skips);
         skips
     }
 
     /// Counts a wait that has ended, with all of the requests or without some of them.
-    fn count(&mut self, is_complete: bool) {
+    fn count_wait(&mut self, is_complete: bool) {
         self.misses = if is_complete { 0 } else { self.misses + 1 };
         if self.misses == MAX_MISSES {
             *self = Coalescing { misses: 0, skipped: SKIPPED_WAITS };
@@ -47,15 +47,15 @@ impl EventLoop {
     /// [`MAX_WAIT`] at most. Never sleeps, as a request is complete already.
     pub(super) fn coalesce(&mut self, events: &mut Events) -> io::Result<()> {
         let expected = self.slots.answered_together.swap(0, Ordering::Relaxed);
-        if self.passed.len() >= expected || self.coalescing.skips() {
+        if self.slots_without_ticket.len() >= expected || self.coalescing.skips_next_wait() {
             return Ok(());
         }
         let until = self.context.now + MAX_WAIT;
-        while self.passed.len() < expected && self.context.now < until {
+        while self.slots_without_ticket.len() < expected && self.context.now < until {
             thread::yield_now();
             self.poll(events, Some(Duration::ZERO))?;
         }
-        self.coalescing.count(self.passed.len() >= expected);
+        self.coalescing.count_wait(self.slots_without_ticket.len() >= expected);
         Ok(())
     }
 }
@@ -69,15 +69,15 @@ mod tests {
         let mut coalescing = Coalescing::default();
         for _ in 0..2 {
             for miss in 1..=MAX_MISSES {
-                assert!(!coalescing.skips(), "{miss}");
-                coalescing.count(false);
+                assert!(!coalescing.skips_next_wait(), "{miss}");
+                coalescing.count_wait(false);
             }
-            assert!((0..SKIPPED_WAITS).all(|_| coalescing.skips()));
+            assert!((0..SKIPPED_WAITS).all(|_| coalescing.skips_next_wait()));
         }
         // A wait that brings all of the requests forgets earlier misses.
         for is_complete in [false, false, false, true, false, false, false] {
-            coalescing.count(is_complete);
-            assert!(!coalescing.skips());
+            coalescing.count_wait(is_complete);
+            assert!(!coalescing.skips_next_wait());
         }
     }
 }

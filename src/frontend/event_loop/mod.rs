@@ -9,7 +9,7 @@ mod coalescing;
 
 use self::coalescing::Coalescing;
 use super::connection::{Action, Admission, Connection, Context, LINGER_TIME};
-use super::slots::{Entry, Slots};
+use super::slots::{SlotContents, Slots};
 use super::{Listener, Resources};
 use crate::{config::Limits, error::BusyReason};
 use mio::{Events, Interest, Poll, Token, Waker, unix::SourceFd};
@@ -24,7 +24,7 @@ use std::{fmt::Write as _, mem, os::unix::net::UnixStream};
 
 const LISTENER: Token = Token(usize::MAX);
 const WAKER: Token = Token(usize::MAX - 1);
-const PRIVATE: Token = Token(usize::MAX - 2);
+const TICKET_STREAM: Token = Token(usize::MAX - 2);
 const TIMER: Token = Token(usize::MAX - 3);
 /// The most events that one wait takes from the kernel.
 const MAX_EVENTS: usize = 1024;
@@ -42,9 +42,9 @@ pub struct EventLoop {
     context: Context,
     pub slots: Arc<Slots>,
     listener: Option<Listener>,
-    private: UnixStream,
+    ticket_stream: UnixStream,
     /// Slots with a complete request that no ticket names yet: the next tickets name them.
-    passed: Vec<u32>,
+    slots_without_ticket: Vec<u32>,
     /// The permit of which each open connection has a clone: the number of clones tells the number of connections. A
     /// surplus connection, which only gets a 503, has none.
     admission: Admission,
@@ -52,7 +52,7 @@ pub struct EventLoop {
     /// connection tells its requests apart.
     opened: u64,
     /// Slots without a connection. The next connection gets the last slot of this list.
-    free: Vec<u32>,
+    free_slots: Vec<u32>,
     /// Connections that asked to be called again in the next iteration.
     requeued: Vec<u32>,
     /// When the loop accepts clients next; `None` until the listener reports one.
@@ -63,7 +63,7 @@ pub struct EventLoop {
     /// set a timer of the kernel each time.
     timer: TimerFd,
     /// The time that `timer` is set for, if it is set.
-    rings_at: Option<Instant>,
+    timer_set_for: Option<Instant>,
     coalescing: Coalescing,
 }
 
@@ -74,17 +74,17 @@ impl EventLoop {
         listener: Listener,
         limits: Arc<Limits>,
         resources: Resources,
-        private: UnixStream,
+        ticket_stream: UnixStream,
     ) -> io::Result<EventLoop> {
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), WAKER)?;
         let slots = Arc::new(Slots::new(limits.clone(), resources.budget.clone(), waker));
         // Lets writes to tiny_http block. They wait only for its reading thread, which waits for no client, and a slot
         // is named by one ticket at a time.
-        private.set_nonblocking(false)?;
+        ticket_stream.set_nonblocking(false)?;
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC)?;
         listener.sockets.iter().try_for_each(|socket| register(&poll, socket, LISTENER))?;
-        register(&poll, &private, PRIVATE)?;
+        register(&poll, &ticket_stream, TICKET_STREAM)?;
         register(&poll, &timer.as_fd(), TIMER)?;
         Ok(EventLoop {
             context: Context {
@@ -97,17 +97,17 @@ impl EventLoop {
                 stop_at: None,
             },
             listener: Some(listener),
-            private,
-            passed: Vec::new(),
+            ticket_stream,
+            slots_without_ticket: Vec::new(),
             admission: Admission::default(),
             opened: 0,
-            free: (0..slots.len() as u32).rev().collect(),
+            free_slots: (0..slots.len() as u32).rev().collect(),
             slots,
             requeued: Vec::new(),
             accept_at: None,
             sweep_at: None,
             timer,
-            rings_at: None,
+            timer_set_for: None,
             coalescing: Coalescing::default(),
         })
     }
@@ -119,7 +119,7 @@ impl EventLoop {
             let timeout = self.timeout()?;
             self.poll(&mut events, timeout)?;
             // A ticket wakes two threads, so the loop looks for further complete requests before it writes one.
-            if !self.passed.is_empty() {
+            if !self.slots_without_ticket.is_empty() {
                 self.poll(&mut events, Some(Duration::ZERO))?;
                 self.coalesce(&mut events)?;
             }
@@ -133,10 +133,10 @@ impl EventLoop {
                 self.sweep();
             }
             if self.slots.shortage.swap(false, Ordering::Relaxed) {
-                self.free_memory();
+                self.free_memory_for_worker();
             }
-            let is_over = self.stop();
-            self.flush()?;
+            let is_over = self.proceed_with_stop();
+            self.write_tickets()?;
             if is_over {
                 return Ok(());
             }
@@ -155,15 +155,15 @@ impl EventLoop {
         for event in &*events {
             match event.token() {
                 LISTENER => self.accept_at = Some(self.accept_at.unwrap_or(self.context.now)),
-                WAKER => self.slots.take_scheduled(&mut due),
-                PRIVATE if event.is_read_closed() => return Err(ErrorKind::UnexpectedEof.into()),
+                WAKER => self.slots.take_queued(&mut due),
+                TICKET_STREAM if event.is_read_closed() => return Err(ErrorKind::UnexpectedEof.into()),
                 // Discards what tiny_http answers to a ticket that a worker has dropped: unread answers would fill the
                 // stream.
-                PRIVATE => {
-                    let _ = recv(self.private.as_raw_fd(), &mut [0; 1 << 10], MsgFlags::MSG_DONTWAIT);
+                TICKET_STREAM => {
+                    let _ = recv(self.ticket_stream.as_raw_fd(), &mut [0; 1 << 10], MsgFlags::MSG_DONTWAIT);
                 }
-                TIMER => self.rings_at = None,
-                Token(index) => self.call(index as u32, |connection, context| {
+                TIMER => self.timer_set_for = None,
+                Token(index) => self.call_connection(index as u32, |connection, context| {
                     connection.note_event(event);
                     connection.advance(index as u32, context)
                 }),
@@ -184,7 +184,7 @@ impl EventLoop {
         }
         let times = [self.accept_at, self.sweep_at, self.context.stop_at];
         let first = times.into_iter().flatten().min();
-        let Some(first) = first.filter(|first| self.rings_at.is_none_or(|at| *first < at)) else {
+        let Some(first) = first.filter(|first| self.timer_set_for.is_none_or(|at| *first < at)) else {
             return Ok(None);
         };
         let left = first.saturating_duration_since(Instant::now());
@@ -192,19 +192,19 @@ impl EventLoop {
             return Ok(Some(left));
         }
         self.timer.set(Expiration::OneShot(left.into()), TimerSetTimeFlags::empty())?;
-        self.rings_at = Some(first);
+        self.timer_set_for = Some(first);
         Ok(None)
     }
 
     /// Makes a connection read and write as far as its socket allows.
     fn advance(&mut self, index: u32) {
-        self.call(index, |connection, context| connection.advance(index, context));
+        self.call_connection(index, |connection, context| connection.advance(index, context));
     }
 
     /// Runs `work` on a connection, and carries out the action that `work` returns.
-    fn call(&mut self, index: u32, work: impl FnOnce(&mut Connection, &mut Context) -> Action) {
+    fn call_connection(&mut self, index: u32, work: impl FnOnce(&mut Connection, &mut Context) -> Action) {
         let Some(mut entry) = self.slots.lock(index) else { return };
-        let Entry { connection: Some(connection), has_ticket } = &mut *entry else { return };
+        let SlotContents { connection: Some(connection), has_ticket } = &mut *entry else { return };
         // A panic ends one connection alone: the logger of a program that embeds the service may panic.
         let work = AssertUnwindSafe(|| work(connection, &mut self.context));
         let action = catch_unwind(work).unwrap_or_else(|_| {
@@ -214,38 +214,38 @@ impl EventLoop {
         match action {
             Action::Wait => {}
             Action::Ticket if mem::replace(has_ticket, true) => {}
-            Action::Ticket => self.passed.push(index),
-            Action::MakeMemory => {
+            Action::Ticket => self.slots_without_ticket.push(index),
+            Action::FreeMemory => {
                 let holder = connection.holder;
                 drop(entry);
-                self.make_memory(index, holder);
+                self.enforce_memory_limit(index, holder);
                 self.advance(index);
             }
             Action::Requeue => self.requeued.push(index),
             Action::Close => {
                 entry.connection = None;
-                self.free.push(index);
+                self.free_slots.push(index);
             }
         }
     }
 
     /// Writes the tickets for the requests that this iteration has completed to tiny_http, with one call.
-    fn flush(&mut self) -> io::Result<()> {
-        if self.passed.is_empty() {
+    fn write_tickets(&mut self) -> io::Result<()> {
+        if self.slots_without_ticket.is_empty() {
             return Ok(());
         }
         let mut tickets = String::new();
-        for slots in self.passed.chunks(MAX_TICKET_SLOTS) {
+        for slots in self.slots_without_ticket.chunks(MAX_TICKET_SLOTS) {
             tickets += "GET /";
             slots.iter().try_for_each(|slot| write!(tickets, "{slot},")).expect("a String takes all");
             tickets += " HTTP/1.1\r\n\r\n";
         }
-        self.passed.clear();
-        self.private.write_all(tickets.as_bytes())
+        self.slots_without_ticket.clear();
+        self.ticket_stream.write_all(tickets.as_bytes())
     }
 
     /// Begins a stop if one was requested, or goes on with it. Returns true once the stop is over.
-    fn stop(&mut self) -> bool {
+    fn proceed_with_stop(&mut self) -> bool {
         let now = self.context.now;
         if !self.slots.stopping.load(Ordering::SeqCst) {
             return false;
@@ -261,8 +261,8 @@ impl EventLoop {
             self.listener = None;
             self.accept_at = None;
             self.context.stop_at = Some(Instant::now() + self.context.limits.stop_timeout);
-            for index in self.slots.each(|index, _| Some(index)) {
-                self.call(index, |connection, context| {
+            for index in self.slots.map_connections(|index, _| Some(index)) {
+                self.call_connection(index, |connection, context| {
                     connection.readable = true;
                     connection.advance(index, context)
                 });
@@ -281,7 +281,7 @@ impl EventLoop {
         let Limits { head_timeout, body_timeout, idle_timeout, write_timeout, .. } = *self.context.limits;
         let all = [head_timeout, body_timeout, idle_timeout, write_timeout, LINGER_TIME];
         let mut next = now + all.into_iter().fold(self.context.limits.request_timeout, Duration::min);
-        let late = self.slots.each(|index, connection| {
+        let late = self.slots.map_connections(|index, connection| {
             let at = connection.deadline(&self.context.limits)?;
             if at > now {
                 next = next.min(at);
@@ -289,14 +289,14 @@ impl EventLoop {
             (at <= now).then_some(index)
         });
         for index in late {
-            self.call(index, |connection, context| connection.end(None, index, context));
+            self.call_connection(index, |connection, context| connection.end(None, index, context));
         }
         self.sweep_at = (!self.is_empty()).then(|| next.max(now + SWEEP_PAUSE));
     }
 
     /// Returns whether no connection is open.
     fn is_empty(&self) -> bool {
-        self.free.len() == self.slots.len()
+        self.free_slots.len() == self.slots.len()
     }
 
     /// Closes the listener and all connections when the loop has ended. Requests that are arriving or in work are
@@ -304,8 +304,8 @@ impl EventLoop {
     pub fn clear(&mut self) {
         self.listener = None;
         self.context.now = Instant::now();
-        for index in self.slots.each(|index, _| Some(index)) {
-            self.call(index, |connection, context| {
+        for index in self.slots.map_connections(|index, _| Some(index)) {
+            self.call_connection(index, |connection, context| {
                 if connection.has_request() {
                     connection.turn_away(BusyReason::Stopped, index, context);
                 }

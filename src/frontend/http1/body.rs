@@ -11,17 +11,17 @@ use crate::{config::Limits, error::Error};
 const MAX_CHUNK_LINE: usize = 256;
 
 /// A request whose body is arriving.
-pub struct Incoming {
+pub struct ArrivingRequest {
     /// The request, with as much of its body as has arrived.
     pub arrived: Arrived,
-    next: Part,
+    next: BodyPart,
     chunked: bool,
     /// The number of bytes of extensions and trailers so far, which are dropped.
     dropped: usize,
 }
 
 /// The part of a body that arrives next. A body of a known length is a single part `Data`.
-enum Part {
+enum BodyPart {
     /// So many bytes of the body, or of one chunk.
     Data(usize),
     /// The line end behind a chunk.
@@ -31,18 +31,18 @@ enum Part {
     Trailer,
 }
 
-impl Incoming {
+impl ArrivingRequest {
     /// Begins a body of `length` bytes, or in chunks (`None`). `arrived` is the request without its body.
-    pub fn new(arrived: Arrived, length: Option<usize>) -> Incoming {
-        let (chunked, next) = (length.is_none(), length.map_or(Part::Size, Part::Data));
-        Incoming { arrived, next, chunked, dropped: 0 }
+    pub fn new(arrived: Arrived, length: Option<usize>) -> ArrivingRequest {
+        let (chunked, next) = (length.is_none(), length.map_or(BodyPart::Size, BodyPart::Data));
+        ArrivingRequest { arrived, next, chunked, dropped: 0 }
     }
 
     /// Returns the most bytes that the request can have when it is complete.
     pub fn max_bytes(&self, limits: &Limits) -> usize {
         let request = &self.arrived.request;
         let left = match self.next {
-            Part::Data(left) if !self.chunked => left,
+            BodyPart::Data(left) if !self.chunked => left,
             _ => limits.max_body_bytes - request.body.len(),
         };
         request.memory() + left
@@ -54,26 +54,26 @@ impl Incoming {
         loop {
             let rest = &bytes[*used..];
             let (most, too_long) = match self.next {
-                Part::Data(left) => {
+                BodyPart::Data(left) => {
                     let count = left.min(rest.len());
                     self.arrived.request.body.extend_from_slice(&rest[..count]);
                     *used += count;
                     self.next = match left - count {
-                        0 if self.chunked => Part::DataEnd,
-                        left => Part::Data(left),
+                        0 if self.chunked => BodyPart::DataEnd,
+                        left => BodyPart::Data(left),
                     };
                     match self.next {
-                        Part::Data(left) => return Ok(left == 0),
+                        BodyPart::Data(left) => return Ok(left == 0),
                         _ => continue,
                     }
                 }
-                Part::DataEnd => (0, Error::BadRequest("a chunk is too long")),
-                Part::Size => (MAX_CHUNK_LINE, Error::BadRequest("a chunk's size line is too long")),
-                Part::Trailer => (limits.max_head_bytes - self.dropped, Error::HeadTooLarge),
+                BodyPart::DataEnd => (0, Error::BadRequest("a chunk is too long")),
+                BodyPart::Size => (MAX_CHUNK_LINE, Error::BadRequest("a chunk's size line is too long")),
+                BodyPart::Trailer => (limits.max_head_bytes - self.dropped, Error::HeadTooLarge),
             };
             let Some(line) = line(rest, most, too_long)? else { return Ok(false) };
             *used += line.len() + 2;
-            if matches!(self.next, Part::Trailer) && line.is_empty() {
+            if matches!(self.next, BodyPart::Trailer) && line.is_empty() {
                 return Ok(true);
             }
             self.next = self.parse_line(line, limits)?;
@@ -81,9 +81,9 @@ impl Incoming {
     }
 
     /// Parses a line between chunks or behind them. Returns the part that follows the line.
-    fn parse_line(&mut self, line: &[u8], limits: &Limits) -> Result<Part, Error> {
+    fn parse_line(&mut self, line: &[u8], limits: &Limits) -> Result<BodyPart, Error> {
         match self.next {
-            Part::Size => {
+            BodyPart::Size => {
                 let (size, extension_bytes) = parse_chunk_size(line)?;
                 self.dropped += extension_bytes;
                 if self.dropped > limits.max_head_bytes {
@@ -92,18 +92,18 @@ impl Incoming {
                 if size > (limits.max_body_bytes - self.arrived.request.body.len()) as u64 {
                     return Err(Error::ContentTooLarge);
                 }
-                Ok(if size == 0 { Part::Trailer } else { Part::Data(size as usize) })
+                Ok(if size == 0 { BodyPart::Trailer } else { BodyPart::Data(size as usize) })
             }
-            Part::Trailer => {
+            BodyPart::Trailer => {
                 self.dropped += line.len();
                 let name = line.split(|&byte| byte == b':').next().unwrap_or_default();
                 let is_well_formed = name.len() < line.len() && !name.is_empty();
                 if !is_well_formed || !name.iter().copied().all(is_token) {
                     return Err(Error::BadRequest("a trailer field is malformed"));
                 }
-                Ok(Part::Trailer)
+                Ok(BodyPart::Trailer)
             }
-            Part::DataEnd | Part::Data(_) => Ok(Part::Size),
+            BodyPart::DataEnd | BodyPart::Data(_) => Ok(BodyPart::Size),
         }
     }
 }

@@ -95,12 +95,12 @@ fn make_request(bytes: &[u8], line: &RequestLine, peer: Option<IpAddr>) -> Reque
     let name = String::from_utf8_lossy(line.method(bytes));
     let method = Method::from(&*name);
     let text = |bytes| String::from_utf8_lossy(bytes);
-    let mut fields = text(&bytes[fields_start(bytes)..bytes.len() - "\r\n".len()]).into_owned();
+    let mut raw_headers = text(&bytes[fields_start(bytes)..bytes.len() - "\r\n".len()]).into_owned();
     if let Some(authority) = line.authority(bytes) {
-        fields.insert_str(0, &format!("Host: {}\r\n", text(authority)));
+        raw_headers.insert_str(0, &format!("Host: {}\r\n", text(authority)));
     }
     let target = line.target(bytes);
-    Request { method, method_name: method.shown(&name), target, fields, body: Vec::new(), peer }
+    Request { method, method_name: method.name_for_log(&name), target, raw_headers, body: Vec::new(), peer }
 }
 
 /// Returns the position of the first field in a head.
@@ -125,7 +125,7 @@ pub fn parse_fields<'a>(
 
 /// The parts of a head that its answer and its log line need, even if the request is refused.
 #[derive(Default)]
-pub struct Echo {
+pub struct AnswerInfo {
     /// The id that the client has sent in `X-Request-Id`.
     pub id: Option<RequestId>,
     /// The CORS fields of the answer, for a browser with a page of another origin.
@@ -136,13 +136,13 @@ pub struct Echo {
     pub client: Option<IpAddr>,
 }
 
-impl Echo {
+impl AnswerInfo {
     /// Reads the values that an answer needs from the head `bytes`, whose request line and fields are parsed already.
-    pub fn read(line: &RequestLine, bytes: &[u8], fields: &[httparse::Header], limits: &Limits) -> Echo {
+    pub fn read(line: &RequestLine, bytes: &[u8], fields: &[httparse::Header], limits: &Limits) -> Self {
         let named = fields.iter().map(|field| (field.name, field.value));
         let cors = Cors::for_fields(&limits.allowed_origins, named);
         let client = forwarded::client(fields, &limits.trusted_proxies);
-        Echo { id: parse_request_id(fields), cors, head_only: line.method(bytes) == b"HEAD", client }
+        AnswerInfo { id: parse_request_id(fields), cors, head_only: line.method(bytes) == b"HEAD", client }
     }
 }
 

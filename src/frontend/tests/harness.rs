@@ -4,7 +4,7 @@
 //! [`Harness::release`] is called, `/big/N` answers N bytes, `/empty` answers 204. The frontend answers `/immediate`
 //! without a worker.
 
-use crate::frontend::{Claimed, Frontend, Listener, Resources, Slots};
+use crate::frontend::{ClaimedRequest, Frontend, Listener, Resources, Slots};
 use crate::http::{Request, RequestId, Response};
 use crate::{budget::Budget, config::Limits, metrics::Metrics};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -226,9 +226,9 @@ fn at_once(request: &Request, _: &RequestId) -> Option<Response> {
     (request.path() == "/immediate").then(|| Response::json(200, &json!({"at": "once"})))
 }
 
-fn serve(claimed: Claimed, slots: &Slots, gate: &Gate) {
+fn serve(claimed: ClaimedRequest, slots: &Slots, gate: &Gate) {
     gate.seen.fetch_add(1, Ordering::SeqCst);
-    let Claimed { slot, request, held, .. } = claimed;
+    let ClaimedRequest { slot, request, held, .. } = claimed;
     if !slots.begin(slot) {
         gate.late.fetch_add(1, Ordering::SeqCst);
         return;
@@ -251,7 +251,7 @@ fn serve(claimed: Claimed, slots: &Slots, gate: &Gate) {
         Response::json(200, &json!({"id": "42", "name": "Ada Lovelace", "email": "ada@example.com"}))
     } else {
         let (method, body) = (&request.method_name, String::from_utf8_lossy(&request.body));
-        let fields: Vec<(&str, &str)> = request.lines().collect();
+        let fields: Vec<(&str, &str)> = request.header_fields().collect();
         Response::json(200, &json!({"method": method, "target": target, "fields": fields, "body": body}))
     };
     match slots.send(slot, response, None, held) {

@@ -737,8 +737,8 @@ fn a_stop_answers_what_has_begun() {
     half.send("GET /half HTTP/1.1\r\n");
     until(|| (harness.gate.seen.load(Ordering::SeqCst) == 2).then_some(()));
     harness.barrier();
-    harness.slots.drain();
-    harness.slots.drain();
+    harness.slots.begin_stop();
+    harness.slots.begin_stop();
     assert!(idle.ends(), "at once");
     assert!(until(|| TcpStream::connect(address).err()).kind() == std::io::ErrorKind::ConnectionRefused);
     drop(Listener::bind("127.0.0.1", address.port()).expect("the port is free"));

@@ -58,7 +58,7 @@ pub struct Capacity {
 
 /// A command in a queue or in flight.
 #[derive(Debug)]
-pub struct Queued<T> {
+pub struct QueuedCommand<T> {
     /// The command itself.
     pub work: T,
     /// The next step of the command.
@@ -79,7 +79,7 @@ pub struct Batch<T> {
     /// The commands, in the order of their arrival. The caller may take them out before the batch [ends].
     ///
     /// [ends]: Lanes::end_batch
-    pub commands: Vec<Queued<T>>,
+    pub commands: Vec<QueuedCommand<T>>,
     queue: usize,
     started: Instant,
     /// The number of commands that the batch began with.
@@ -96,7 +96,7 @@ impl<T> Batch<T> {
 }
 
 struct Queue<T> {
-    waiting: VecDeque<Queued<T>>,
+    waiting: VecDeque<QueuedCommand<T>>,
     /// When each batch in flight was started.
     in_flight: Vec<Instant>,
     /// The number of the last batch of this queue. The queue with the lowest number has the next turn.
@@ -139,19 +139,19 @@ impl<T> Lanes<T> {
     /// Queues a command. If too many passwords wait to be hashed, returns a command that is refused: the newest one of
     /// the address that has the most.
     pub fn push(&mut self, work: T, step: Step, peer: PeerKey, now: Instant) -> Option<T> {
-        let command = Queued { work, step, peer, arrived: now, due: now, retries: 0, owns_row: false };
+        let command = QueuedCommand { work, step, peer, arrived: now, due: now, retries: 0, owns_row: false };
         self.push_next(command, step)
     }
 
     /// Queues a command for its next step. Returns a refused command as [`Lanes::push`] does.
-    pub fn push_next(&mut self, command: Queued<T>, step: Step) -> Option<T> {
-        self.queues[step.lane as usize].waiting.push_back(Queued { step, ..command });
+    pub fn push_next(&mut self, command: QueuedCommand<T>, step: Step) -> Option<T> {
+        self.queues[step.lane as usize].waiting.push_back(QueuedCommand { step, ..command });
         if step.lane == Lane::Hash { self.refuse_a_hash() } else { None }
     }
 
     /// Queues a command that met a lock, to be executed after a pause of 10 to 80 ms. If its time is up, ends the
     /// command and returns it.
-    pub fn retry(&mut self, mut command: Queued<T>, now: Instant) -> Option<T> {
+    pub fn retry(&mut self, mut command: QueuedCommand<T>, now: Instant) -> Option<T> {
         command.due = now + retry_pause(command.retries);
         if command.due > command.arrived + self.capacity.retry_for {
             self.free_row(&command);
@@ -164,7 +164,7 @@ impl<T> Lanes<T> {
     }
 
     /// Frees the row of a command that is done, or whose client does not wait any more.
-    pub fn free_row(&mut self, command: &Queued<T>) {
+    pub fn free_row(&mut self, command: &QueuedCommand<T>) {
         if let Some(row) = command.step.changed_user.filter(|_| command.owns_row) {
             self.rows.remove(&row);
         }
@@ -298,7 +298,7 @@ impl<T> Lanes<T> {
     }
 }
 
-impl<T> Queued<T> {
+impl<T> QueuedCommand<T> {
     /// Returns true if a command may start: its pause is over, and no other change of its row is in flight or paused.
     fn may_start(&self, rows: &HashSet<i64>, now: Instant) -> bool {
         self.due <= now && (self.owns_row || self.step.changed_user.is_none_or(|row| !rows.contains(&row)))
@@ -315,7 +315,7 @@ impl<T> Queue<T> {
         mut users: usize,
         rows: &mut HashSet<i64>,
         now: Instant,
-    ) -> Vec<Queued<T>> {
+    ) -> Vec<QueuedCommand<T>> {
         let (mut counts, mut changed): (HashMap<PeerKey, usize>, HashSet<i64>) = Default::default();
         let mut order: Vec<_> = (0..)
             .zip(&self.waiting)
@@ -349,7 +349,7 @@ impl<T> Queue<T> {
     }
 
     /// Removes the chosen commands from the queue, and returns them in their order.
-    fn remove_chosen(&mut self, is_chosen: Vec<bool>) -> Vec<Queued<T>> {
+    fn remove_chosen(&mut self, is_chosen: Vec<bool>) -> Vec<QueuedCommand<T>> {
         let mut removed = Vec::new();
         for is_chosen in is_chosen {
             match self.waiting.pop_front() {

@@ -1,9 +1,9 @@
 //! Requests that a test makes fail, and controls: requests to the test harness instead of the service.
 
-use super::{Dispatch, Job, MAX_MEMORY_WAIT, guard};
-use crate::frontend::Claimed;
+use super::{Dispatch, Job, MAX_MEMORY_WAIT, catch_panic};
+use crate::frontend::ClaimedRequest;
 use crate::http::{Request, Response};
-use crate::{app::Judged, error::Error};
+use crate::{app::Verdict, error::Error};
 use std::time::{Duration, Instant};
 use std::{sync::Arc, thread};
 
@@ -39,12 +39,12 @@ pub type Control = Box<dyn FnOnce(Request, Instant, &dyn Fn(Response) -> bool) +
 pub type Intercept = Arc<dyn Fn(&Request) -> Option<Intercepted> + Send + Sync>;
 
 /// Executes a request for the test harness.
-pub(super) fn execute_control(dispatch: Arc<Dispatch>, control: Control, claimed: Claimed) {
+pub(super) fn execute_control(dispatch: Arc<Dispatch>, control: Control, claimed: ClaimedRequest) {
     on_own_thread("control", move || {
-        let Claimed { slot, request, id, deadline, held, .. } = claimed;
+        let ClaimedRequest { slot, request, id, deadline, held, .. } = claimed;
         let answer = |response| dispatch.slots.send(slot, response, None, None).is_some();
         if dispatch.slots.begin(slot) {
-            let done = guard(Some(&id), || control(request, deadline, &answer));
+            let done = catch_panic(Some(&id), || control(request, deadline, &answer));
             let _ = done.map_err(answer);
         }
         drop(held);
@@ -52,14 +52,14 @@ pub(super) fn execute_control(dispatch: Arc<Dispatch>, control: Control, claimed
 }
 
 /// Makes a judged request fail.
-pub(super) fn inject(dispatch: Arc<Dispatch>, fault: Fault, mut job: Job, judged: Judged) {
+pub(super) fn inject(dispatch: Arc<Dispatch>, fault: Fault, mut job: Job, judged: Verdict) {
     on_own_thread("fault", move || {
         dispatch.slots.begin(job.claimed.slot);
         let id = Some(&job.claimed.id);
         let response = match fault {
             Fault::Refused => Response::no_content(),
             Fault::Unavailable => Error::Unavailable("it fails on command".into()).into_response(id),
-            _ => guard(id, || dispatch.app.answer(judged)).unwrap_or_else(|response| response),
+            _ => catch_panic(id, || dispatch.app.answer(judged)).unwrap_or_else(|response| response),
         };
         if let Fault::Slow(delay) = fault {
             let left = job.claimed.deadline.saturating_duration_since(Instant::now());

@@ -19,8 +19,8 @@
 //! two workers are left to receive and refuse. Threads of their own hash passwords, because a hash occupies a core for
 //! some 20 ms.
 //!
-//! A panic ends in the guard of its request, its batch or its answer, which also gives back what the schedule counts
-//! for it.
+//! `catch_panic` ends a panic in the request, the batch or the answer that has caused the panic. The caller then gives
+//! back what the schedule counts for that request or batch.
 #![expect(
     clippy::vec_box,
     reason = "a vector of many large tasks would be mapped and unmapped for each ticket"
@@ -32,16 +32,16 @@ mod requests;
 mod tests;
 
 use super::MAX_LAST_WORK;
-use super::lanes::{Batch, Capacity, Lanes, Queued};
+use super::lanes::{Batch, Capacity, Lanes, QueuedCommand};
 use crate::app::App;
 use crate::db::Failure;
 use crate::error::{BusyReason, Error};
 use crate::http::Response;
 use crate::operations::Outcome;
-use crate::{frontend::Slots, http::counted_as};
+use crate::{frontend::Slots, http::counted_address};
 pub use faults::{Control, Fault, Intercept, Intercepted};
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use requests::{Job, MAX_MEMORY_WAIT, Task, guard};
+use requests::{Job, MAX_MEMORY_WAIT, Task, catch_panic};
 use std::sync::{Arc, atomic::Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -59,6 +59,9 @@ const MAX_COALESCED_CLIENTS: usize = 16;
 
 /// The pause between two looks whether a thread has ended, at a stop.
 const END_PAUSE: Duration = Duration::from_millis(1);
+
+/// A queued command, and the request that the command answers.
+type QueuedTask = QueuedCommand<Box<Task>>;
 
 /// The threads that answer requests. Dropping this value stops them.
 pub struct Workers {
@@ -109,8 +112,8 @@ impl Workers {
             let hashes = n < capacity.hashers;
             let name = if hashes { format!("hasher-{n}") } else { format!("worker-{n}") };
             let dispatch = workers.dispatch.clone();
-            // Restarts the loop after a panic, which `guard` has logged.
-            let work = move || while guard(None, || dispatch.work(hashes)).is_err() {};
+            // Restarts the loop after a panic, which `catch_panic` has logged.
+            let work = move || while catch_panic(None, || dispatch.work(hashes)).is_err() {};
             workers.threads.push(thread::Builder::new().name(name).stack_size(STACK_BYTES).spawn(work)?);
         }
         Ok(workers)
@@ -167,7 +170,7 @@ impl Dispatch {
                 self.wake(&schedule, now);
                 drop(schedule);
                 // Catches a panic, so that the count of receivers stays right.
-                let received = guard(None, || self.receive());
+                let received = catch_panic(None, || self.receive());
                 schedule = self.schedule.lock();
                 schedule.receiving -= 1;
                 self.push(&mut schedule, received.unwrap_or_default());
@@ -212,7 +215,7 @@ impl Dispatch {
     fn push(&self, schedule: &mut MutexGuard<'_, Schedule>, judged: Vec<Box<Task>>) {
         let (mut refused, now) = (Vec::new(), Instant::now());
         for task in judged {
-            let (step, peer) = (task.command.next_step(), task.job.claimed.request.peer.map(counted_as));
+            let (step, peer) = (task.command.next_step(), task.job.claimed.request.peer.map(counted_address));
             let too_many = schedule.lanes.push(task, step, peer, now);
             refused.extend(too_many.map(|task| (task, Err(Error::Busy(BusyReason::TooManyHashes)))));
         }
@@ -231,11 +234,10 @@ impl Dispatch {
     /// A batch ends with its statement: its session and the rows of its changes are free before the answers are
     /// written. A batch of lists ends with its answers, because their users take memory until then.
     fn execute(&self, mut batch: Batch<Box<Task>>) -> MutexGuard<'_, Schedule> {
-        let commands = mem::take(&mut batch.commands).into_iter();
         // Leaves out requests whose client was answered 503 or is gone, because such a client has given up, or
         // retries.
-        let (items, gone): (Vec<_>, Vec<_>) =
-            commands.partition(|item: &Queued<Box<Task>>| self.slots.begin(item.work.job.claimed.slot));
+        let awaited = |item: &QueuedTask| self.slots.begin(item.work.job.claimed.slot);
+        let (items, gone): (Vec<_>, Vec<_>) = mem::take(&mut batch.commands).into_iter().partition(awaited);
         let (items, outcomes) = self.execute_commands(items);
         let (mut answers, now) = (Vec::with_capacity(items.len()), Instant::now());
         let mut schedule = self.schedule.lock();
@@ -277,7 +279,7 @@ impl Dispatch {
     }
 
     /// Executes commands of one lane. A panic is the answer 500 to each.
-    fn execute_commands(&self, mut items: Vec<Queued<Box<Task>>>) -> (Vec<Queued<Box<Task>>>, Vec<Outcome>) {
+    fn execute_commands(&self, mut items: Vec<QueuedTask>) -> (Vec<QueuedTask>, Vec<Outcome>) {
         let count = items.len();
         if let Some(item) = items.first() {
             self.app.metrics.count_batch(item.step.lane as usize, count);
@@ -287,7 +289,7 @@ impl Dispatch {
             let Task { command, job } = &mut *item.work;
             (command, job.claimed.deadline)
         });
-        let outcomes = guard(only.as_ref(), || self.app.operations.execute(commands.collect()))
+        let outcomes = catch_panic(only.as_ref(), || self.app.operations.execute(commands.collect()))
             .unwrap_or_else(|response| iter::repeat_n(response, count).map(Outcome::from).collect());
         (items, outcomes)
     }
@@ -297,7 +299,7 @@ impl Dispatch {
         for (mut task, answer) in answers {
             let (id, job) = (task.job.claimed.id.clone(), &mut task.job);
             // Lets a panic lose one request alone, which the frontend answers at its deadline.
-            let _ = guard(Some(&id), || match answer {
+            let _ = catch_panic(Some(&id), || match answer {
                 Ok(response) => self.send(job, response, MAX_MEMORY_WAIT),
                 Err(error) => self.refuse(job, error),
             });

@@ -2,15 +2,15 @@
 //! logged. Also the figures of the requests in between.
 
 use super::{Dispatch, Intercepted, Workers, faults};
-use crate::app::Judged;
+use crate::app::Verdict;
 use crate::error::{BusyReason, Error};
-use crate::frontend::{Claimed, ClientName};
+use crate::frontend::{ClaimedRequest, ClientName};
 use crate::http::{RequestId, Response};
 use crate::metrics::Source;
 use crate::operations::Command;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
-use std::{fmt, mem, sync::Arc};
+use std::{convert::identity, fmt, mem, sync::Arc};
 
 /// The most requests that a worker judges before it queues their commands for all workers.
 const MAX_JUDGED: usize = 256;
@@ -34,7 +34,7 @@ pub(super) struct Task {
 pub(super) struct Job {
     /// The slot, the client, the id and the deadline of the request. Holds the memory reservation of the request, then
     /// of its answer.
-    pub claimed: Claimed,
+    pub claimed: ClaimedRequest,
     /// The bytes of the answer after which a test has the connection closed; `None` for a whole answer.
     pub cut: Option<usize>,
     /// The time at which the ticket of the request was received.
@@ -73,12 +73,12 @@ impl Dispatch {
         let mut next = self.server.recv().map(Some);
         let (received, mut judged, mut answered) = (Instant::now(), Vec::new(), 0);
         while let Ok(Some(ticket)) = next {
-            let claimed: Vec<Claimed> = self.slots.claim(ticket.url()).collect();
+            let claimed: Vec<ClaimedRequest> = self.slots.claim(ticket.url()).collect();
             // Drops the ticket without an answer over tiny_http, because answers go to the slots.
             drop(ticket.into_writer());
             for claimed in claimed {
                 let id = claimed.id.clone();
-                match guard(Some(&id), || self.judge(claimed, received)) {
+                match catch_panic(Some(&id), || self.judge(claimed, received)) {
                     Ok(Some(task)) => judged.push(task),
                     _ => answered += 1,
                 }
@@ -104,15 +104,15 @@ impl Dispatch {
     }
 
     /// Judges a request. Returns its command, or `None` if the request is answered or a test intercepts it.
-    fn judge(self: &Arc<Self>, claimed: Claimed, received: Instant) -> Option<Box<Task>> {
-        let Claimed { request, cors, id, .. } = &claimed;
+    fn judge(self: &Arc<Self>, claimed: ClaimedRequest, received: Instant) -> Option<Box<Task>> {
+        let ClaimedRequest { request, cors, id, .. } = &claimed;
         let asked = self.app.find_endpoint(request, cors);
         let (label, token) = (asked.label, asked.token.map_or("", Into::into));
-        let judged = guard(Some(id), || match self.intercept.as_ref().and_then(|choose| choose(request)) {
+        let judged = catch_panic(Some(id), || match self.intercept.as_ref().and_then(|f| f(request)) {
             Some(Intercepted::Control(control)) => Err(control),
             fault => Ok((fault, self.app.judge(request, asked, cors, Some(id)))),
         });
-        let (fault, judged) = match judged.unwrap_or_else(|answer| Ok((None, Judged::Answer(answer)))) {
+        let (fault, judged) = match judged.unwrap_or_else(|answer| Ok((None, Verdict::Answer(answer)))) {
             Ok(judged) => judged,
             Err(control) => {
                 faults::execute_control(Arc::clone(self), control, claimed);
@@ -121,27 +121,27 @@ impl Dispatch {
         };
         let mut job = Job { claimed, cut: None, received, label, token };
         // Drops the fields and the body: the log line needs the method and the path.
-        (job.claimed.request.fields, job.claimed.request.body) = (String::new(), Vec::new());
+        (job.claimed.request.raw_headers, job.claimed.request.body) = (String::new(), Vec::new());
         match (fault, judged) {
             (Some(Intercepted::Fault(fault)), judged) => faults::inject(Arc::clone(self), fault, job, judged),
             // Does not wait for memory, because this thread receives requests. A large answer is refused if its memory
             // is not free.
-            (_, Judged::Answer(answer)) => self.send(&mut job, answer, Duration::ZERO),
-            (_, Judged::Execute(command)) => return Some(Box::new(Task { command, job })),
+            (_, Verdict::Answer(answer)) => self.send(&mut job, answer, Duration::ZERO),
+            (_, Verdict::Execute(command)) => return Some(Box::new(Task { command, job })),
         }
         None
     }
 
     /// Answers with an error, and logs it. Logs an overload at most once a second, because it refuses many requests.
     pub(super) fn refuse(&self, job: &mut Job, error: Error) {
-        let Claimed { id, request, .. } = &job.claimed;
+        let ClaimedRequest { id, request, .. } = &job.claimed;
         let response = match error {
             Error::Busy(why) => {
                 self.app.metrics.count_busy(why);
                 self.slots.warnings.refused(why, request.peer, id);
                 error.answer()
             }
-            error => guard(Some(id), || error.into_response(Some(id))).unwrap_or_else(|response| response),
+            error => catch_panic(Some(id), || error.into_response(Some(id))).unwrap_or_else(identity),
         };
         self.send(job, response, Duration::ZERO);
     }
@@ -165,8 +165,8 @@ impl Dispatch {
         let held = job.claimed.held.take();
         let (status, took) = (response.status, job.received.elapsed());
         let send = || self.slots.send(job.claimed.slot, response, job.cut, held);
-        let sent = guard(Some(&job.claimed.id), send).unwrap_or(None);
-        let Job { label, token, claimed: Claimed { id, request, .. }, .. } = job;
+        let sent = catch_panic(Some(&job.claimed.id), send).unwrap_or(None);
+        let Job { label, token, claimed: ClaimedRequest { id, request, .. }, .. } = job;
         let (name, path) = (&*request.method_name, request.path());
         let milliseconds = took.as_secs_f64() * 1000.0;
         let delivery: &dyn fmt::Display = match &sent {
@@ -189,7 +189,7 @@ impl Dispatch {
 /// Runs `work`. Logs a panic in it, and returns the answer 500 for it. `request` is the id of the request that the
 /// work is done for. A panic while logging ends here, too: it may come from the logger of a program that embeds the
 /// service.
-pub(super) fn guard<T>(request: Option<&RequestId>, work: impl FnOnce() -> T) -> Result<T, Response> {
+pub(super) fn catch_panic<T>(request: Option<&RequestId>, work: impl FnOnce() -> T) -> Result<T, Response> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
         let text = panic.downcast_ref::<&str>().copied();
         let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));

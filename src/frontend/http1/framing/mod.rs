@@ -4,9 +4,9 @@
 //! clock and no thread. The same bytes give the same result however they were split on the way, so every refusal is
 //! decided by the shortest prefix that deserves it.
 
-use super::head::{Echo, Head, parse_fields};
+use super::head::{AnswerInfo, Head, parse_fields};
 use super::request_line::{PROXY_PROTOCOL, RequestLine};
-use super::{Parsed, body::Incoming, line};
+use super::{Parsed, body::ArrivingRequest, line};
 use crate::config::{Limits, MAX_HEADER_FIELDS};
 use crate::error::Error;
 use std::net::IpAddr;
@@ -23,9 +23,9 @@ pub struct Framing {
     line: usize,
     request_line: Option<RequestLine>,
     empty_lines: u8,
-    body: Option<Box<Incoming>>,
+    body: Option<Box<ArrivingRequest>>,
     /// The parts of the head that the answer needs, as far as they have arrived.
-    pub echo: Echo,
+    pub for_answer: AnswerInfo,
 }
 
 impl Framing {
@@ -36,7 +36,7 @@ impl Framing {
             return self.read_body(*body, bytes, used, limits);
         }
         let empty = bytes.iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
-        self.echo.head_only = bytes[empty..].starts_with(b"HEAD ");
+        self.for_answer.head_only = bytes[empty..].starts_with(b"HEAD ");
         while bytes[*used..].starts_with(b"\r\n") {
             self.empty_lines += 1;
             if self.empty_lines > MAX_EMPTY_LINES {
@@ -51,16 +51,16 @@ impl Framing {
         *used += end;
         let mut fields = [httparse::EMPTY_HEADER; MAX_HEADER_FIELDS];
         let fields = parse_fields(head, &mut fields[..limits.max_header_fields])?;
-        self.echo = Echo::read(&line, head, fields, limits);
+        self.for_answer = AnswerInfo::read(&line, head, fields, limits);
         let Head { arrived, length, expects_continue } =
-            Head::new(head, &line, fields, self.echo.client, limits)?;
+            Head::new(head, &line, fields, self.for_answer.client, limits)?;
         if length.is_some_and(|length| length > limits.max_body_bytes as u64) {
             return Err(Error::ContentTooLarge);
         }
         if length == Some(0) {
             return Ok(Parsed::Complete(arrived));
         }
-        let body = Incoming::new(arrived, length.map(|length| length as usize));
+        let body = ArrivingRequest::new(arrived, length.map(|length| length as usize));
         if expects_continue && bytes.len() == *used {
             self.body = Some(Box::new(body));
             return Ok(Parsed::Continue);
@@ -71,7 +71,7 @@ impl Framing {
     /// Parses more bytes of a body, and keeps the body until it is complete.
     fn read_body(
         &mut self,
-        mut body: Incoming,
+        mut body: ArrivingRequest,
         bytes: &[u8],
         used: &mut usize,
         limits: &Limits,
@@ -90,7 +90,7 @@ impl Framing {
 
     /// Returns the client that a proxy names for the request; `None` until its head is complete.
     pub fn client(&self) -> Option<IpAddr> {
-        self.body.as_ref().and(self.echo.client)
+        self.body.as_ref().and(self.for_answer.client)
     }
 
     /// Returns true if the head is complete and the body is arriving.

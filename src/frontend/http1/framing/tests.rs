@@ -17,7 +17,7 @@ struct Outcome {
 
 /// Writes a request as its method, target, fields and body.
 fn text(request: &Request) -> String {
-    let fields: Vec<_> = request.lines().map(|(name, value)| format!("{name}: {value}")).collect();
+    let fields: Vec<_> = request.header_fields().map(|(name, value)| format!("{name}: {value}")).collect();
     let body = String::from_utf8_lossy(&request.body);
     format!("{} {} [{}] {body}", request.method_name, request.target, fields.join(", "))
 }
@@ -39,8 +39,8 @@ fn feed(stream: &[u8], limits: &Limits, sizes: impl IntoIterator<Item = usize>) 
                 Ok(Parsed::Incomplete) => break,
                 Ok(Parsed::Continue) => outcome.continues += 1,
                 Ok(Parsed::Complete(Arrived { request, persistence })) => {
-                    let Framing { echo, .. } = mem::take(&mut framing);
-                    outcome.requests.push((text(&request), persistence, echo.head_only));
+                    let Framing { for_answer, .. } = mem::take(&mut framing);
+                    outcome.requests.push((text(&request), persistence, for_answer.head_only));
                 }
                 Err(error) => {
                     outcome.refused = Some(format!("{error:?}"));
