@@ -242,13 +242,16 @@ fn a_sheet_for_the_debian_package() {
     } else {
         "command".to_owned()
     };
-    let sheet = blocks(EXCEL, "\n## 1. Save the sheet\n").concat();
+    let (_, sheet) = EXCEL.split_once("\n```csv people.csv\n").expect("a sheet");
+    let sheet = sheet.split("```").next().expect("rows");
+    let protect = blocks(EXCEL, "\n## 1. Save the sheet\n")[0];
     let [look, correct] = blocks(EXCEL, "\n## 3. Look what would happen\n")[..] else { panic!("two blocks") };
     let map = look.lines().next().expect("a line");
     let import = blocks(EXCEL, "\n## 4. Import\n")[0];
     let sudo = format!("sudo() {{ shift 2; {become_account} \"$@\"; }}");
     for (correction, code, users) in [("", 1, "0"), (correct, 0, "3")] {
-        let lines = format!("{sudo}\n{sheet}\n{which}\n{correction}\n{map}\n{import}");
+        dir.write("people.csv", sheet);
+        let lines = format!("{sudo}\n{protect}\n{which}\n{correction}\n{map}\n{import}");
         let ended = shell(dir.path(), &lines, &[]);
         assert_eq!(ended.0, code, "{ended:?}");
         assert_eq!(service.database.value("select count(*) from users"), users);
