@@ -195,20 +195,6 @@ def speed_table(found):
     return table
 
 
-def cost_table(found, one_core):
-    """Processor time of one request of userd, on all cores and on one. cost.csv has the peers' times, too."""
-    columns = [str(count) for count in found.connections] + [f"one core: {count}" for count in one_core.connections]
-    table = [f"| connections | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
-    for work in one_core.works:
-        cells = []
-        for count in found.connections:
-            service, database = found.cost(work, count, "userd")
-            cells.append(f"{service:.0f} + {database:.0f} = {service + database:.0f}")
-        cells += [f"{sum(one_core.cost(work, count, 'userd')):.0f}" for count in one_core.connections]
-        table.append(f"| {WORK[work]} | {' | '.join(cells)} |")
-    return table
-
-
 def ratio_table(found, one_core):
     """Processor time of a request of userd, as a multiple of the pooled peer's."""
     columns = [f"{count}" for count in found.connections] + [f"one core: {count}" for count in one_core.connections]
@@ -272,7 +258,6 @@ def write(options):
     found, one_core = Requests(data["speed"][0]), Requests(data["cost"][0])
     tables = {
         "ratio": (ratio_table(found, one_core), ["speed", "cost"]),
-        "cost": (cost_table(found, one_core), ["speed", "cost"]),
         "speed": (speed_table(found), ["speed"]),
         "bulk": (bulk_table(data["bulk"][0]), ["bulk"]),
     }
