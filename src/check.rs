@@ -6,7 +6,7 @@ mod trial;
 pub use crate::db::counts::compare as compare_counts;
 pub use crate::db::findings::{Finding, Weight};
 
-use crate::db::connect::Servers;
+use crate::db::connect::DbHosts;
 use crate::db::findings::{MIGRATION_OBSTACLES, add_findings, find_hazards};
 use crate::db::migrate::{Migrations, connect_migrated, find_other_schemas, refuse_one_session};
 use crate::db::{counts, session::query_lines};
@@ -78,7 +78,7 @@ const GRANTS_FOR_ROLE: &str = "\
 /// Applies the migrations that the database lacks. If another schema has tables of userd, fails unless `second_set` is set.
 /// Returns a line for each migration that was applied, then a line for each such schema. Blocks as long as the migrations take.
 pub fn migrate(config: &Config, second_set: bool) -> Result<Vec<String>, StartError> {
-    let (servers, migrations) = (Servers::new(config)?, Migrations::load(config.migrations_dir.as_deref())?);
+    let (servers, migrations) = (DbHosts::new(config)?, Migrations::load(config.migrations_dir.as_deref())?);
     let applied = migrations.apply_missing(&servers, true, second_set)?;
     let mut lines: Vec<_> = applied.iter().map(|name| format!("applied {name}")).collect();
     if !lines.is_empty() {
@@ -122,7 +122,7 @@ pub fn check(config: &Config, options: Options) -> Vec<Finding> {
 
 /// Adds findings. Stops at a finding that makes further checks impossible or misleading.
 fn examine(config: &Config, options: Options, findings: &mut Vec<Finding>) -> Result<(), StartError> {
-    let (servers, migrations) = (Servers::new(config)?, Migrations::load(config.migrations_dir.as_deref())?);
+    let (servers, migrations) = (DbHosts::new(config)?, Migrations::load(config.migrations_dir.as_deref())?);
     add_findings(findings, Fine, "configuration", ["every variable can be used"]);
     let warnings = servers.target.warnings.iter().map(|line| format!("DATABASE_URL: {line}"));
     add_findings(findings, Note, "configuration", warnings);

@@ -2,7 +2,7 @@
 
 /// Bytes from which on glibc gives a block of memory back to the system once it is freed, as for a body, a page or a
 /// hash. By default glibc keeps freed blocks of up to 32 MiB.
-const MIN_RETURNED_BYTES: i32 = 16 << 10;
+const MMAP_THRESHOLD_BYTES: i32 = 16 << 10;
 
 fn main() -> std::process::ExitCode {
     #[cfg(target_env = "gnu")]
@@ -10,7 +10,7 @@ fn main() -> std::process::ExitCode {
     unsafe {
         // A block that is given back takes at least a page of memory, which has up to 64 KiB on arm64.
         let page = nix::libc::sysconf(nix::libc::_SC_PAGESIZE);
-        nix::libc::mallopt(nix::libc::M_MMAP_THRESHOLD, MIN_RETURNED_BYTES.max(page as i32));
+        nix::libc::mallopt(nix::libc::M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES.max(page as i32));
     }
     userd::run()
 }

@@ -12,7 +12,7 @@ pub(crate) use routes::{FoundRoute, find_endpoint, is_answered_at_once};
 
 use crate::config::Config;
 use crate::db::blocking::outside_of_runtimes;
-use crate::db::{Pool, connect::Servers, migrate::Migrations, probe::Prober};
+use crate::db::{Pool, connect::DbHosts, migrate::Migrations, probe::Prober};
 use crate::error::{Error, StartError};
 use crate::http::{Cors, Request, RequestId, Response, log_line};
 use crate::input::no_query;
@@ -65,7 +65,7 @@ impl App {
     /// Opens the service for a server, as [`App::open`] does. `is_local`: the server listens on the loopback alone.
     pub(crate) fn open_at(config: &Config, is_local: bool) -> Result<App, StartError> {
         outside_of_runtimes(|| {
-            let servers = Servers::new(config)?;
+            let servers = DbHosts::new(config)?;
             let migrations = Migrations::load(config.migrations_dir.as_deref())?;
             log::info!("connecting to {}", servers.target);
             migrations.apply_missing(&servers, config.migrate, false)?;

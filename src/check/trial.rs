@@ -22,7 +22,7 @@ const UNMATCHED_HASH: &str = "$argon2id$v=19$m=19456,t=2,p=1$dXNlcmQgY2hlY2s$bm8
 
 /// The result that a statement has to have.
 #[derive(Clone, Copy, PartialEq)]
-enum Expected {
+enum ExpectedResult {
     /// A plan that uses an index. The statement is not executed.
     Plan,
     /// A row with a new version. Later steps use the values in this row.
@@ -32,12 +32,12 @@ enum Expected {
     /// No row, or a row of nulls.
     NoRow,
 }
-use Expected::*;
+use ExpectedResult::*;
 
 /// A statement of the trial, in five parts: the finding if the result is another one; the SQL, which is empty if only a trigger is
 /// looked for; the arguments, with `:name` for a value of the user; the result; and what mends a fault, which is a statement, a
 /// command, or the name of a trigger or index of the migrations.
-type Step<'a> = (&'a str, &'a str, &'a str, Expected, &'a str);
+type Step<'a> = (&'a str, &'a str, &'a str, ExpectedResult, &'a str);
 
 const NEW_USER: &str = r#"('{n}', '{:key@userd.invalid}', '{":password_hash"}', '{:key}', '{:key}')"#;
 const SAME_NAME: &str = "('{:id}', '{true}', '{null}', '{null}', '{n}', '{null}')";
@@ -81,12 +81,12 @@ const STEPS: [Step; 29] = [
     ("two users may have one address", CREATE, "('n', ':key@USERD.INVALID')", NoRow, EMAIL_INDEX),
     ("reads by id miss a user", FIND, "('{:id}')", Row, REINDEX),
     ("searches by address miss a user", FIND_BY_EMAIL, "('{:key@userd.invalid}')", Row, REINDEX),
-    ("searches by prefix miss a user", BY_PREFIX, "(':key', 1)", Row, REINDEX),
-    ("lists miss a user", WALKS, "(array[:id - 1], '{1}')", Row, REINDEX),
+    ("searches by prefix miss a user", FIND_BY_PREFIX, "(':key', 1)", Row, REINDEX),
+    ("lists miss a user", FIND_AFTER, "(array[:id - 1], '{1}')", Row, REINDEX),
     ("pages fail", PAGES, "('{0}', '{1}', '{false}')", Plan, ""),
     ("passwords are not stored", FIND_CREDENTIAL, "(:id)", Row, ""),
     ("logins miss a user", FIND_WITH_CREDENTIAL, "(':key@userd.invalid')", Row, REINDEX),
-    ("idempotency keys are not stored", FIND_KEPT, "(':key')", Row, ""),
+    ("idempotency keys are not stored", FIND_KEPT_ANSWER, "(':key')", Row, ""),
     ("a change leaves the old ETag", UPDATE, "(:id, true, null, null, 'm', null)", NewRow, ETAG_TRIGGER),
     ("a batch leaves the old ETag", UPDATE_MANY, SAME_NAME, NewRow, ETAG_TRIGGER),
     ("a new password leaves the old ETag", UPDATE_PASSWORD, NEW_PASSWORD, NewRow, ETAG_TRIGGER),
@@ -94,7 +94,7 @@ const STEPS: [Step; 29] = [
     ("deletes keep a user", DELETE, "(:id, true, null, null)", Row, ""),
     ("deletes fail", DELETE_MANY, "('{:id}', '{true}', '{null}', '{null}')", Row, ""),
     ("deletes leave hashes of passwords", FIND_CREDENTIAL, "(:id)", NoRow, ADD_FOREIGN_KEY),
-    ("deletes leave values of users", FIND_KEPT, "(':key')", NoRow, "trigger idempotency_erase"),
+    ("deletes leave values of users", FIND_KEPT_ANSWER, "(':key')", NoRow, "trigger idempotency_erase"),
     ("deletes are not counted", COUNT_EXCESS, "(:id, :excess)", NoRow, "trigger user_counts_delete"),
 ];
 
@@ -324,7 +324,7 @@ impl Trial<'_> {
     }
 
     /// Returns whether a statement has returned the expected row. Keeps the values of a new row for later steps.
-    fn is_expected(&mut self, expected: Expected, row: Option<&SimpleQueryRow>) -> bool {
+    fn is_expected(&mut self, expected: ExpectedResult, row: Option<&SimpleQueryRow>) -> bool {
         match (expected, row) {
             (Plan, _) => true,
             (NoRow, row) => row.is_none(),

@@ -66,7 +66,7 @@ impl Args {
     }
 
     /// Returns the operand as a word, which is empty if there is no operand.
-    pub fn operand_word(&self) -> Cow<'_, str> {
+    pub fn operand_text(&self) -> Cow<'_, str> {
         self.value(OPERAND).map(Path::to_string_lossy).unwrap_or_default()
     }
 

@@ -44,7 +44,7 @@ fn manual_page() -> io::Result<Vec<u8>> {
 
 /// Prints the script that makes a shell complete userd's arguments. The operand names the shell.
 pub fn completion(args: &Args) -> Result<(), Failure> {
-    let shell: Shell = args.operand_word().parse().map_err(Failure::usage)?;
+    let shell: Shell = args.operand_text().parse().map_err(Failure::usage)?;
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut command(), "userd", &mut script);
     print(script)

@@ -30,7 +30,7 @@ const VARIABLES: [(&str, &str); 3] =
     [("USERD_URL", "url"), ("USERD_CONTROL", "control"), ("USERD_DATABASE_URL", "databaseUrl")];
 
 /// Signals that this process passes on to COMMAND.
-const PASSED_SIGNALS: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
+const FORWARDED_SIGNALS: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
 
 /// The least length of the name of `--control`, so that a web page cannot guess it.
 const MIN_CONTROL_BYTES: usize = 16;
@@ -175,7 +175,7 @@ fn execute_command<'a>(
     variables: impl Iterator<Item = (&'static str, &'a str)>,
 ) -> io::Result<u8> {
     // Registers signals before COMMAND starts, so that no signal is lost.
-    let mut signals = SignalsInfo::<WithOrigin>::new(signals::ignore_unignored(PASSED_SIGNALS))?;
+    let mut signals = SignalsInfo::<WithOrigin>::new(signals::ignore_unignored(FORWARDED_SIGNALS))?;
     let parent = Pid::this();
     let mut program = Command::new(command[0]);
     program.args(&command[1..]).envs(variables);

@@ -23,7 +23,7 @@ pub fn recount(args: &Args) -> Result<(), Failure> {
 /// Prints the statements that let a role run the service.
 pub fn grants(args: &Args) -> Result<(), Failure> {
     let (config, _cluster) = embedded::open_database(args, false)?;
-    let grants = check::grants(&config, &args.operand_word())?;
+    let grants = check::grants(&config, &args.operand_text())?;
     print(grants.iter().map(|grant| format!("{grant}\n")).collect::<String>())
 }
 

@@ -17,7 +17,7 @@ use crate::users::{page, user};
 use argon2::Params;
 use std::{collections::HashSet, os::fd::OwnedFd};
 use std::{path::PathBuf, sync::Arc, time::Duration};
-use value::{invalid, whole};
+use value::{invalid, whole_number};
 
 /// Bytes of the memory budget for rows and short answers, beside the memory for a hash and a page.
 const RESERVED_WORK_BYTES: usize = 512 << 10;
@@ -278,7 +278,7 @@ impl Config {
             ("max_request_line_bytes", self.limits.max_request_line_bytes, 1 << 30),
             ("max_header_fields", self.limits.max_header_fields, MAX_HEADER_FIELDS),
         ] {
-            whole(&mut value, None, 1..=max).map_err(|line| invalid(field, line))?;
+            whole_number(&mut value, None, 1..=max).map_err(|line| invalid(field, line))?;
         }
         if self.limits.allowed_origins.contains(&"*".into()) && self.api_token.is_none() {
             return Err(invalid(

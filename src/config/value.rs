@@ -26,7 +26,7 @@ pub(super) fn value<T>(
 }
 
 /// Reads or checks a whole number within bounds.
-pub(super) fn whole<T>(field: &mut T, text: Option<&str>, bounds: RangeInclusive<T>) -> ShownValue
+pub(super) fn whole_number<T>(field: &mut T, text: Option<&str>, bounds: RangeInclusive<T>) -> ShownValue
 where
     T: FromStr + PartialOrd + Display + Copy,
 {
@@ -65,7 +65,7 @@ pub(super) fn word<T: FromStr + Display>(field: &mut T, text: Option<&str>, word
 }
 
 /// Reads or checks a switch, which only the text `on` turns on. Any other text turns it off.
-pub(super) fn exactly(field: &mut bool, text: Option<&str>, on: &str) -> ShownValue {
+pub(super) fn switch(field: &mut bool, text: Option<&str>, on: &str) -> ShownValue {
     value(field, text, |text| Ok(text == on), bool::to_string)
 }
 

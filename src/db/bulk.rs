@@ -33,7 +33,7 @@ const STAGE_ROWS: &str = "
 
 /// Stores the staged users, in the order of their lines, and their hashes. A user without an id gets the next id. The setting
 /// `userd.position` tells which line a stored row is from, as in `CREATE_MANY`: a trigger may have changed all values of the row.
-const STORE_STAGED: &str = "
+const STORE_STAGED_USERS: &str = "
     with created as (
         insert into users (created_at, updated_at, name, email)
         select coalesce(created_at, now()), coalesce(updated_at, now()), name, email
@@ -70,7 +70,7 @@ const RESERVE_IDS: &str = "
 /// Removes the staged lines whose address or id is taken, and returns the first $1 of them. `first` is the earlier line that has the
 /// value, or null for a stored user. A line is returned once: for its address rather than its id, and for an earlier line rather
 /// than a stored user. The last column is the number of all removed lines.
-const REMOVE_TAKEN: &str = r#"
+const REMOVE_TAKEN_LINES: &str = r#"
     with taken as materialized (
         select distinct on (line) line, is_id, first from (
             select line, false as is_id, min(line) over (partition by lower(email collate "C")) as first
@@ -92,7 +92,7 @@ const REMOVE_TAKEN: &str = r#"
     select line, first, is_id, count(*) over () from taken order by line limit $1"#;
 
 /// Removes the staged lines whose address a stored user has.
-const SKIP_EXISTING: &str = r#"
+const SKIP_EXISTING_USERS: &str = r#"
     delete from pg_temp.userd_import where exists (
         select from users where lower(users.email::text collate "C") = lower(userd_import.email collate "C"))"#;
 
@@ -119,7 +119,7 @@ pub fn begin_import(client: &mut Client) -> Result<Transaction<'_>, Error> {
 
 /// Calls `each` for every user, in the order of ids, with the hash of the password if `with_hashes` is set and there is one. Stops at
 /// the first error.
-pub fn each_user<E: From<Error>>(
+pub fn for_each_user<E: From<Error>>(
     transaction: &mut Transaction,
     with_hashes: bool,
     mut each: impl FnMut(User<&str>, Option<&str>) -> Result<(), E>,
@@ -155,17 +155,17 @@ pub struct StagedUser {
 }
 
 /// The staged lines that were removed because their address or id is taken.
-pub struct Removed {
+pub struct Removal {
     /// The number of lines that were skipped because a stored user has their address.
     pub existing: u64,
     /// The number of lines that are refused because their address or id is taken.
     pub taken: u64,
     /// The first lines that are refused.
-    pub first: Vec<Taken>,
+    pub first: Vec<TakenLine>,
 }
 
 /// A staged line with an address or an id that is taken.
-pub struct Taken {
+pub struct TakenLine {
     /// The number of the line.
     pub line: i64,
     /// The earlier line that has the address or id. `None` if a stored user has it.
@@ -195,14 +195,14 @@ pub fn stage(import: &mut Transaction, users: &[StagedUser]) -> Result<(), Error
 
 /// Removes the staged lines whose address or id is taken, and returns the first `limit` of them. If `skips_existing` is set, the lines
 /// whose address a stored user has are skipped, not refused.
-pub fn remove_taken(import: &mut Transaction, skips_existing: bool, limit: i64) -> Result<Removed, Error> {
+pub fn remove_taken(import: &mut Transaction, skips_existing: bool, limit: i64) -> Result<Removal, Error> {
     // Collects statistics, because the server does not do so by itself for a temporary table.
     import.batch_execute("analyze pg_temp.userd_import")?;
-    let existing = if skips_existing { import.execute_typed(SKIP_EXISTING, &[])? } else { 0 };
-    let rows = import.query_typed(REMOVE_TAKEN, &[(&limit, Type::INT8)])?;
+    let existing = if skips_existing { import.execute_typed(SKIP_EXISTING_USERS, &[])? } else { 0 };
+    let rows = import.query_typed(REMOVE_TAKEN_LINES, &[(&limit, Type::INT8)])?;
     let taken = rows.first().map_or(0, |row| row.get::<_, i64>(3).unsigned_abs());
-    let line = |row: &Row| Taken { line: row.get(0), earlier: row.get(1), is_id: row.get(2) };
-    Ok(Removed { existing, taken, first: rows.iter().map(line).collect() })
+    let line = |row: &Row| TakenLine { line: row.get(0), earlier: row.get(1), is_id: row.get(2) };
+    Ok(Removal { existing, taken, first: rows.iter().map(line).collect() })
 }
 
 /// Stores the staged users and their hashes, with the ids of the file if `keep_ids` is set. Returns the number of stored users.
@@ -211,5 +211,5 @@ pub fn store(import: &mut Transaction, keep_ids: bool) -> Result<u64, Error> {
         // Moves the sequence first, so that no other session draws an id of the file. A rollback does not move it back.
         import.query_typed(RESERVE_IDS, &[])?;
     }
-    Ok(import.query_typed_one(STORE_STAGED, &[])?.try_get::<_, i64>(0)?.unsigned_abs())
+    Ok(import.query_typed_one(STORE_STAGED_USERS, &[])?.try_get::<_, i64>(0)?.unsigned_abs())
 }

@@ -1,7 +1,7 @@
 //! Findings about a database: what makes a service unsafe or fails its requests, each with the statement that mends it and
 //! leaves other programs alone. A start logs these findings, and `userd check` prints them.
 
-use super::connect::{POOLER_LENDS, Servers, Sessions};
+use super::connect::{DbHosts, POOLER_LENDS, Sessions};
 use super::session::query_lines;
 use super::{TABLES, settings};
 use postgres::{Client, Error, types::Type};
@@ -116,7 +116,7 @@ pub const ROW_SECURITY: &str = "\
 
 /// Returns the findings that a start logs. Looks at columns, rules and rows of the tables only if the tables `are_ours`, as other
 /// programs may have tables of these names.
-pub fn find_hazards(servers: &Servers, client: &mut Client, are_ours: bool) -> Result<Vec<Finding>, Error> {
+pub fn find_hazards(servers: &DbHosts, client: &mut Client, are_ours: bool) -> Result<Vec<Finding>, Error> {
     let mut findings = Vec::new();
     let line = (servers.sessions() == Sessions::FoundLent).then_some(POOLER_LENDS);
     add_findings(&mut findings, Weight::Note, "database", line);

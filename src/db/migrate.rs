@@ -1,6 +1,6 @@
 //! Migrations of the schema. refinery applies them in one transaction, and an advisory lock has one replica at a time do so.
 
-use super::connect::Servers;
+use super::connect::DbHosts;
 use super::findings::{MIGRATION_OBSTACLES, ROW_SECURITY, find_hazards};
 use super::session::query_lines;
 use super::sqlstate::{has_other_columns, is_denied, lacks_table};
@@ -142,7 +142,7 @@ impl Migrations {
     /// connection string names the schema in use.
     pub fn find_missing(
         &self,
-        servers: &Servers,
+        servers: &DbHosts,
         client: &mut Client,
         second_set: bool,
     ) -> Result<MissingNames, String> {
@@ -191,7 +191,7 @@ impl Migrations {
     /// migrates, and as long as the migrations take. For `second_set` see [`Migrations::find_missing`].
     pub fn apply_missing(
         &self,
-        servers: &Servers,
+        servers: &DbHosts,
         may_apply: bool,
         second_set: bool,
     ) -> Result<Vec<String>, StartError> {
@@ -214,7 +214,7 @@ impl Migrations {
 
     /// Applies the missing migrations in one transaction of another session. Returns their names. refinery takes no lock, so a
     /// transaction of `client` holds the advisory lock meanwhile. A lock of the session would not do, as a pooler may lend the session.
-    fn apply(&self, mut client: Client, servers: &Servers) -> Result<Vec<String>, Box<dyn Error>> {
+    fn apply(&self, mut client: Client, servers: &DbHosts) -> Result<Vec<String>, Box<dyn Error>> {
         let mut is_waiting = false;
         let _lock = loop {
             let mut lock = begin_transaction(&mut client)?;
@@ -239,7 +239,7 @@ impl Migrations {
 }
 
 /// Has the sessions use the schema that the search_path leads to. Returns true if the connection string names this schema.
-fn use_schema(servers: &Servers, client: &mut Client) -> Result<bool, Box<dyn Error>> {
+fn use_schema(servers: &DbHosts, client: &mut Client) -> Result<bool, Box<dyn Error>> {
     let row = client.query_typed_one(SCHEMA_IN_USE, &[])?;
     let (schema, is_set, is_one): (Option<String>, bool, bool) = (row.get(0), row.get(1), row.get(2));
     let options = servers.target.hosts[0].get_options().unwrap_or_default().replace('\\', "");
@@ -263,7 +263,7 @@ pub fn find_other_schemas(client: &mut Client) -> Result<Vec<(String, String)>, 
 /// Checks that the database gives migrations a transaction and two sessions at once, which some poolers do not. The error is one
 /// line.
 #[cfg(feature = "command")]
-pub fn refuse_one_session(servers: &Servers, client: &mut Client) -> Result<(), String> {
+pub fn refuse_one_session(servers: &DbHosts, client: &mut Client) -> Result<(), String> {
     let _lock = begin_transaction(client)?;
     open_second_session(servers).map(drop)
 }
@@ -274,15 +274,15 @@ fn begin_transaction(client: &mut Client) -> Result<Transaction<'_>, String> {
 }
 
 /// Opens a second session while the first session has a transaction. Returns the second session once it has answered.
-fn open_second_session(servers: &Servers) -> Result<Client, String> {
+fn open_second_session(servers: &DbHosts) -> Result<Client, String> {
     let hint = "migrations need two sessions at once (default_pool_size of PgBouncer)";
     servers.connect_for_long().map_err(|error| format!("{error}; {hint}"))
 }
 
-/// Returns a session of the database, or an error if migrations are missing. Blocks as [`Servers::connect_for_long`] does.
+/// Returns a session of the database, or an error if migrations are missing. Blocks as [`DbHosts::connect_for_long`] does.
 #[cfg(feature = "command")]
 pub fn connect_migrated(config: &crate::Config) -> Result<Client, StartError> {
-    let (servers, migrations) = (Servers::new(config)?, Migrations::load(config.migrations_dir.as_deref())?);
+    let (servers, migrations) = (DbHosts::new(config)?, Migrations::load(config.migrations_dir.as_deref())?);
     let mut client = servers.connect_for_long()?;
     let missing = migrations.find_missing(&servers, &mut client, false).map_err(StartError::Migration)?;
     missing.map_or(Ok(client), |missing| Err(StartError::NotMigrated(missing)))
@@ -342,7 +342,7 @@ fn refuse_names_of_another_program(client: &mut Client, names: &[&str]) -> Resul
 
 /// Logs the hazards of a database. The line about a pooler names the settings that the role lacks, too. Ignores an error: a start
 /// goes on if the catalog cannot be read.
-fn log_hazards(servers: &Servers, client: &mut Client, are_ours: bool) {
+fn log_hazards(servers: &DbHosts, client: &mut Client, are_ours: bool) {
     let findings = find_hazards(servers, client, are_ours).unwrap_or_default();
     for group in findings.chunk_by(|_, next| next.subject == "settings") {
         let lines: Vec<&str> = group.iter().map(|finding| &*finding.line).collect();

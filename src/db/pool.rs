@@ -1,7 +1,7 @@
 //! The pool of sessions: takes, opens and replaces sessions, and executes statements, some of them again if a session was broken.
 
 use super::blocking::outside_of_runtimes;
-use super::connect::{ConnectError, POOLER_LENDS, Servers};
+use super::connect::{ConnectError, DbHosts, POOLER_LENDS};
 use super::session::{Param, Session};
 use super::settings;
 use super::sqlstate::{Consequence, Failure};
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 pub struct Pool {
     /// The sessions. `None` once `drop` has taken them.
     sessions: Option<r2d2::Pool<SessionManager>>,
-    servers: Arc<Servers>,
+    servers: Arc<DbHosts>,
     acquire_timeout: Duration,
     /// The longest time that a statement may take.
     pub statement_timeout: Duration,
@@ -40,7 +40,7 @@ struct Figures {
 
 impl Pool {
     /// Returns the pool of a service. Does not block and does not fail, because a thread opens the sessions in the background.
-    pub fn new(servers: Arc<Servers>, config: &Config) -> Pool {
+    pub fn new(servers: Arc<DbHosts>, config: &Config) -> Pool {
         /// The longest time that the pool takes to connect after the database is back: r2d2 pauses at most half of this
         /// time between two tries.
         const MAX_RECONNECT_TIME: Duration = Duration::from_secs(1);
@@ -187,7 +187,7 @@ impl Drop for Pool {
 
 /// Opens sessions for r2d2, and tells it which sessions it has to replace.
 struct SessionManager {
-    servers: Arc<Servers>,
+    servers: Arc<DbHosts>,
     /// The statements that set up a new session.
     set_up: String,
     /// The time of the last line about a failed connect.

@@ -4,7 +4,7 @@
 //!
 //! [`Prober::readiness`] judges by the time of the last answer, because a probe of a server that is stopped never ends. Knows no HTTP.
 
-use super::connect::{ConnectError, Servers};
+use super::connect::{ConnectError, DbHosts};
 use super::explain;
 use super::migrate::Migrations;
 use super::session::Session;
@@ -39,7 +39,7 @@ const OTHER_SCHEMA: &str = "the database's schema is not the one expected";
 /// A thread that probes a database from the first question on. The thread ends when its `Prober` is dropped.
 pub struct Prober {
     state: Arc<Mutex<ProbeState>>,
-    servers: Arc<Servers>,
+    servers: Arc<DbHosts>,
     /// The channel that wakes the thread at the first question. If the channel is dropped, the thread ends.
     wake: Sender<()>,
 }
@@ -80,7 +80,7 @@ pub struct Readiness {
 impl Prober {
     /// Starts the thread, which only removes keys until [`Prober::readiness`] is called. `migrations` are those that the database has to
     /// have. Fails if the system refuses a thread.
-    pub fn start(servers: Arc<Servers>, migrations: Migrations) -> io::Result<Prober> {
+    pub fn start(servers: Arc<DbHosts>, migrations: Migrations) -> io::Result<Prober> {
         let (answer, last_answer_at, failure) = (Answer::default(), Instant::now(), String::new());
         let state = ProbeState { answer, is_silent: false, failure, first_asked_at: None, last_answer_at };
         let state = Arc::new(Mutex::new(state));
@@ -154,7 +154,7 @@ impl ProbeState {
 /// Probes the database over `session` if that is still of use, else over a new session, which it leaves in `session`. The error is one
 /// line.
 fn probe(
-    servers: &Servers,
+    servers: &DbHosts,
     migrations: &Migrations,
     session: &mut Option<Session>,
 ) -> Result<Answer, String> {

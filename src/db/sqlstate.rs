@@ -155,7 +155,7 @@ pub(crate) fn none_if_untranslatable<T: Default>(
 /// (3D), or because the client library does not accept the server's way to prove the password.
 pub(super) fn is_final_refusal(error: &postgres::Error) -> bool {
     let code = sqlstate(error);
-    code.starts_with("28") || code.starts_with("3D") || is_proof_refused(error)
+    code.starts_with("28") || code.starts_with("3D") || is_refused_by_client(error)
 }
 
 /// Returns whether the server may have refused a connection for lack of TLS (SQLSTATE 28000, and 08P01 from a pooler).
@@ -165,7 +165,7 @@ pub(super) fn asks_for_tls(error: &postgres::Error) -> bool {
 
 /// Returns whether the client library refuses to prove the password as the server asks, for example with too many iterations of
 /// SCRAM.
-pub(super) fn is_proof_refused(error: &postgres::Error) -> bool {
+pub(super) fn is_refused_by_client(error: &postgres::Error) -> bool {
     io_error_kind(error) == Some(io::ErrorKind::InvalidInput)
 }
 

@@ -31,10 +31,10 @@ const REFUSED_VALUES: [(&str, &str); 3] =
     [("gssencmode", "require"), ("sslcertmode", "require"), ("ssl_min_protocol_version", "TLSv1.3")];
 
 /// Parameters in their order, with repetitions.
-type Pairs = Vec<(String, String)>;
+type ParamList = Vec<(String, String)>;
 
 /// The values of parameters by name.
-type Values = HashMap<String, String>;
+type ParamMap = HashMap<String, String>;
 
 /// Returns whether a list of names, separated by white space, has this name.
 fn is_listed(name: &str, list: &str) -> bool {
@@ -125,7 +125,7 @@ impl Target {
 
     /// Returns the database that parameters name. An error gives the number of a parameter, which does not count the first `uncounted`
     /// pairs: these are the parts of a URL before its '?'.
-    fn from_pairs(pairs: Pairs, uncounted: usize, os_user: Option<&str>) -> Result<Target, String> {
+    fn from_pairs(pairs: ParamList, uncounted: usize, os_user: Option<&str>) -> Result<Target, String> {
         let (mut values, warnings) = accept_parameters(pairs, uncounted)?;
         // Drops empty values, as libpq does. These parameters have to have one of a few words, and may not be empty.
         let words = "sslmode channel_binding target_session_attrs sslnegotiation";
@@ -171,8 +171,8 @@ impl Target {
 
 /// Returns the parameters that have an effect, and a warning for each one that has none. If a name is repeated, its last value counts.
 /// Fails at a parameter that is in neither list, and at a value that may hold a password which the log would show.
-fn accept_parameters(pairs: Pairs, uncounted: usize) -> Result<(Values, Vec<String>), String> {
-    let (mut values, mut warnings) = (Values::new(), Vec::new());
+fn accept_parameters(pairs: ParamList, uncounted: usize) -> Result<(ParamMap, Vec<String>), String> {
+    let (mut values, mut warnings) = (ParamMap::new(), Vec::new());
     for (at, (name, value)) in pairs.into_iter().enumerate() {
         let number = (at + 1).saturating_sub(uncounted);
         if value.contains('\0') {
@@ -235,7 +235,7 @@ const PARAMETER_DEFAULTS: [(&str, &str, &str); 4] = [
 ];
 
 /// Returns whether TCP connections use TLS, and the settings of TLS.
-fn tls_settings(values: &mut Values) -> Result<(SslMode, TlsSettings), String> {
+fn tls_settings(values: &mut ParamMap) -> Result<(SslMode, TlsSettings), String> {
     let roots = values.remove("sslrootcert");
     let is_system = roots.as_deref() == Some("system");
     let default = if is_system { "verify-full" } else { "prefer" };
@@ -269,7 +269,7 @@ fn tls_settings(values: &mut Values) -> Result<(SslMode, TlsSettings), String> {
 }
 
 /// Returns the settings of the client library for the host with the index `at` in the lists of hosts, addresses and ports.
-fn postgres_config(values: &Values, at: usize) -> Result<postgres::Config, String> {
+fn postgres_config(values: &ParamMap, at: usize) -> Result<postgres::Config, String> {
     let pair = |(name, value): (&String, &String)| {
         let is_list = is_listed(name, "host hostaddr port");
         let value = value.split(',').nth(at).filter(|_| is_list).unwrap_or(value);
@@ -287,7 +287,7 @@ fn postgres_config(values: &Values, at: usize) -> Result<postgres::Config, Strin
 }
 
 /// Splits text such as `name = value name='quoted value'` into pairs. A backslash takes the next character literally.
-fn keyword_pairs(text: &str) -> Result<Pairs, String> {
+fn keyword_pairs(text: &str) -> Result<ParamList, String> {
     let (mut pairs, mut rest) = (Vec::new(), text);
     while !rest.is_empty() {
         let (name, after) = rest

@@ -109,7 +109,7 @@ pub(crate) const CREATE_WITH_KEYS: &str = r#"
     where is_kept"#;
 
 /// Finds the kept answer of an idempotency key. All columns are null if the user of the answer was deleted.
-pub(crate) const FIND_KEPT: &str = "
+pub(crate) const FIND_KEPT_ANSWER: &str = "
     select u.* from idempotency_keys, jsonb_to_record(answer) as u (id bigint, name text, email text,
         created_at timestamptz, updated_at timestamptz, version bigint, fingerprint bytea, password_hash text)
     where key = $1 and expires_at > now()";
@@ -146,7 +146,7 @@ impl Create {
     /// Looks the key up, if there is one. Hashes the password unless an earlier create with the key has an answer.
     pub(super) fn hash_password(&mut self, operations: &Operations) -> Result<Outcome, Failure> {
         if let Some((key, _)) = &self.key
-            && let Some(kept) = operations.find_kept(key)?
+            && let Some(kept) = operations.find_kept_answer(key)?
         {
             return self.answer_repeat(operations, &kept);
         }
@@ -169,7 +169,7 @@ impl Create {
         if let Some(row) = row {
             return Ok(operations.read_created(row)?);
         }
-        let kept = self.key.as_ref().map_or(Ok(None), |(key, _)| operations.find_kept(key))?;
+        let kept = self.key.as_ref().map_or(Ok(None), |(key, _)| operations.find_kept_answer(key))?;
         Ok(kept.ok_or(Error::AlreadyExists)?)
     }
 }
@@ -177,8 +177,8 @@ impl Create {
 impl Operations {
     /// Finds the answer that is kept for a key, unless it has expired. One round trip. [`Error::Gone`] if the user of
     /// the answer was deleted.
-    fn find_kept(&self, key: &Key) -> Result<Option<Created>, Failure> {
-        let rows = self.pool.execute(FIND_KEPT, &[(&key.0.as_slice(), Type::BYTEA)], None)?;
+    fn find_kept_answer(&self, key: &Key) -> Result<Option<Created>, Failure> {
+        let rows = self.pool.execute(FIND_KEPT_ANSWER, &[(&key.0.as_slice(), Type::BYTEA)], None)?;
         Ok(rows.first().map(|row| self.read_created(row)).transpose()?)
     }
 
@@ -222,7 +222,7 @@ impl Change for Create {
         }
     }
 
-    fn settle(&mut self, operations: &Operations, row: Option<&Row>) -> Result<Outcome, Failure> {
+    fn row_outcome(&mut self, operations: &Operations, row: Option<&Row>) -> Result<Outcome, Failure> {
         let created = self.read_stored(operations, row)?;
         self.answer(operations, &created)
     }

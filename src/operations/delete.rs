@@ -1,6 +1,6 @@
 //! `DELETE /users/{id}`: removes a user, if the user's state meets the precondition.
 
-use super::{Change, Lane, Operations, Outcome, Step, changed_row, tag_params};
+use super::{Change, Lane, Operations, Outcome, Step, changed_row, state_params};
 use crate::db::{Failure, Pool, session::Param};
 use crate::error::Error;
 use crate::http::{Request, Response};
@@ -58,7 +58,7 @@ pub(crate) const DELETE_MANY: &str = "
 impl Change for Delete {
     fn execute_batch(pool: &Pool, changes: &[&Self], deadline: Instant) -> Result<Vec<Row>, Failure> {
         let ids: Vec<i64> = changes.iter().map(|delete| delete.id).collect();
-        let tags = changes.iter().map(|delete| tag_params(&delete.condition, None));
+        let tags = changes.iter().map(|delete| state_params(&delete.condition, None));
         let (any, versions, times): (Vec<_>, Vec<_>, Vec<_>) = tags.collect();
         let params: [Param; 4] = [
             (&ids, Type::INT8_ARRAY),
@@ -69,7 +69,7 @@ impl Change for Delete {
         pool.execute(DELETE_MANY, &params, Some(deadline))
     }
 
-    fn settle(&mut self, _: &Operations, row: Option<&Row>) -> Result<Outcome, Failure> {
+    fn row_outcome(&mut self, _: &Operations, row: Option<&Row>) -> Result<Outcome, Failure> {
         changed_row(row)?;
         Ok(Response::no_content().into())
     }
@@ -77,7 +77,7 @@ impl Change for Delete {
     fn apply_alone(&mut self, operations: &Operations, deadline: Instant) -> Result<Outcome, Failure> {
         let Delete { id, condition } = self;
         let before = if condition.is_simple() { None } else { Some(operations.find_match(*id, condition)?) };
-        let (is_any, version, updated_at) = tag_params(condition, before.as_ref());
+        let (is_any, version, updated_at) = state_params(condition, before.as_ref());
         let params: [Param; 4] = [
             (id, Type::INT8),
             (&is_any, Type::BOOL),

@@ -16,18 +16,18 @@ use std::sync::Arc;
 pub struct Find {
     id: i64,
     /// The condition of a read; or the refusal of a PUT or a PATCH, which is the answer if the user exists.
-    then: Result<Condition, Error>,
+    if_found: Result<Condition, Error>,
 }
 
 impl Find {
     pub(crate) fn parse(request: &Request, id: Option<i64>) -> Result<Find, Error> {
         let condition = condition(request)?;
-        Ok(Find { id: id.ok_or(Error::NotFound)?, then: Ok(condition) })
+        Ok(Find { id: id.ok_or(Error::NotFound)?, if_found: Ok(condition) })
     }
 
     /// Looks up the user of a change whose body is refused.
-    pub(super) fn refuse(id: i64, refusal: Error) -> Find {
-        Find { id, then: Err(refusal) }
+    pub(super) fn before_refusal(id: i64, refusal: Error) -> Find {
+        Find { id, if_found: Err(refusal) }
     }
 }
 
@@ -76,7 +76,7 @@ impl Find {
     }
 
     fn answer(&self, user: &User) -> Result<Response, Error> {
-        let (condition, revision) = (self.then.as_ref().map_err(Error::clone)?, user.revision());
+        let (condition, revision) = (self.if_found.as_ref().map_err(Error::clone)?, user.revision());
         if condition.holds(revision) {
             Ok(answer_user(200, user))
         } else if condition.allows(revision) {

@@ -6,7 +6,7 @@ use crate::db::{Failure, none_if_untranslatable, session::Param};
 use crate::error::Error;
 use crate::http::{Request, Response};
 use crate::input::list_request;
-use crate::users::page::{ListRequest, Listed, PageRequest, Selection};
+use crate::users::page::{ListRequest, Listing, PageRequest, Selection};
 use crate::users::user::User;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use postgres::types::Type;
@@ -63,7 +63,7 @@ pub const PAGES: &str = "
     order by asked.position, case when asked.is_from_end then -u.id else u.id end";
 
 /// Finds the users that follow an id. $1: the ids. $2: the most rows of each list.
-pub(crate) const WALKS: &str = "
+pub(crate) const FIND_AFTER: &str = "
     select u.id, u.name, u.email, u.created_at, u.updated_at, u.version, asked.position, bigint '0' as total
     from unnest($1::bigint[], $2::bigint[]) with ordinality as asked (after, most, position)
     cross join lateral (select * from users where id > asked.after order by id limit asked.most) u
@@ -71,7 +71,7 @@ pub(crate) const WALKS: &str = "
 
 /// Finds the users whose address is not before $1. $2: the most rows. The last rows may have addresses that do not
 /// begin with $1.
-pub(crate) const BY_PREFIX: &str = r#"
+pub(crate) const FIND_BY_PREFIX: &str = r#"
     select id, name, email, created_at, updated_at, version, bigint '1' as position, bigint '0' as total from users
     where lower(email::text collate "C") >= lower($1 collate "C")
     order by lower(email::text collate "C") limit $2"#;
@@ -87,7 +87,7 @@ pub(crate) const FIND_BY_EMAIL: &str = r#"
 
 impl Operations {
     /// Finds pages of all users, with one statement.
-    pub fn find_pages(&self, asked: &[PageRequest]) -> Result<Vec<Listed>, Failure> {
+    pub fn find_pages(&self, asked: &[PageRequest]) -> Result<Vec<Listing>, Failure> {
         let firsts: Vec<_> = asked.iter().map(|page| page.offset()).collect();
         let limits: Vec<_> = asked.iter().map(|page| i64::from(page.per_page)).collect();
         let from_end: Vec<_> = asked.iter().map(|page| page.is_from_end).collect();
@@ -98,16 +98,16 @@ impl Operations {
 
     /// Finds the users that follow each of these ids, and the most users of each list. Returns one user more if there
     /// are more.
-    pub fn find_walks(&self, asked: &[(i64, u32)]) -> Result<Vec<Listed>, Failure> {
+    pub fn find_after(&self, asked: &[(i64, u32)]) -> Result<Vec<Listing>, Failure> {
         let (ids, limits): (Vec<_>, Vec<_>) =
             asked.iter().map(|(after, most)| (*after, i64::from(*most) + 1)).unzip();
-        self.find_lists(WALKS, &[(&ids, Type::INT8_ARRAY), (&limits, Type::INT8_ARRAY)], asked.len())
+        self.find_lists(FIND_AFTER, &[(&ids, Type::INT8_ARRAY), (&limits, Type::INT8_ARRAY)], asked.len())
     }
 
     /// Finds the users whose address begins with a text. Returns one user more if there are more.
-    fn list_by_prefix(&self, prefix: &str, most: u32) -> Result<Listed, Failure> {
+    fn list_by_prefix(&self, prefix: &str, most: u32) -> Result<Listing, Failure> {
         let most = i64::from(most) + 1;
-        let lists = self.find_lists(BY_PREFIX, &[(&prefix, Type::TEXT), (&most, Type::INT8)], 1);
+        let lists = self.find_lists(FIND_BY_PREFIX, &[(&prefix, Type::TEXT), (&most, Type::INT8)], 1);
         let mut listed = none_if_untranslatable(prefix, lists.map(|mut lists| lists.remove(0)))?;
         let prefix = prefix.to_ascii_lowercase();
         listed.users.retain(|user| user.email.to_ascii_lowercase().starts_with(&prefix));
@@ -115,8 +115,8 @@ impl Operations {
     }
 
     /// Executes a statement for `count` lists. Returns them in the order of their positions.
-    fn find_lists(&self, sql: &'static str, params: &[Param], count: usize) -> Result<Vec<Listed>, Failure> {
-        let mut lists: Vec<Listed> = (0..count).map(|_| Listed::default()).collect();
+    fn find_lists(&self, sql: &'static str, params: &[Param], count: usize) -> Result<Vec<Listing>, Failure> {
+        let mut lists: Vec<Listing> = (0..count).map(|_| Listing::default()).collect();
         let rows = if count == 0 { Vec::new() } else { self.pool.execute(sql, params, None)? };
         for row in rows {
             // Converts the position, which the statement counts from 1.
@@ -133,7 +133,7 @@ impl Operations {
     }
 
     /// Finds the users with these addresses: a list of at most one user for each.
-    pub fn find_by_email(&self, emails: &[&str]) -> Result<Vec<Listed>, Failure> {
+    pub fn find_by_email(&self, emails: &[&str]) -> Result<Vec<Listing>, Failure> {
         let found = self.find_lists(FIND_BY_EMAIL, &[(&emails, Type::TEXT_ARRAY)], emails.len());
         let [email] = emails else { return found };
         let found = none_if_untranslatable(email, found.map(|mut lists| lists.remove(0)));
@@ -156,7 +156,7 @@ impl List {
             }
         }
         let mut pages = operations.find_pages(&pages).map(Vec::into_iter);
-        let mut walks = operations.find_walks(&walks).map(Vec::into_iter);
+        let mut walks = operations.find_after(&walks).map(Vec::into_iter);
         let mut by_email = operations.find_by_email(&emails).map(Vec::into_iter);
         let users = operations.find_many(&ids).map(|users| users.into_iter().map(|user| (user.id, user)));
         let users: Result<HashMap<i64, User>, Failure> = users.map(Iterator::collect);
@@ -170,7 +170,7 @@ impl List {
                 // Clones the users for each list, because two lists may name one user.
                 Selection::Ids(ids) => users.as_ref().map_err(Failure::clone).map(|users| {
                     let users = ids.iter().filter_map(|id| users.get(id).cloned()).collect();
-                    Listed { total: 0, users }
+                    Listing { total: 0, users }
                 }),
             };
             *list.outcome = Some(listed.map(|listed| list.command.answer(listed).into()).into());
@@ -195,14 +195,14 @@ struct Page<'a> {
 /// The body of a list that is not one of several pages.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Unpaged<'a> {
+struct UnpagedList<'a> {
     data: &'a [User],
     per_page: u32,
     has_more_pages: bool,
 }
 
 impl List {
-    fn answer(&self, Listed { total, users }: Listed) -> Response {
+    fn answer(&self, Listing { total, users }: Listing) -> Response {
         let ListRequest { selection, page: request } = &self.0;
         let email = match selection {
             Selection::All => None,
@@ -225,7 +225,7 @@ impl List {
 fn answer_unpaged(selection: &Selection, per_page: u32, mut users: Vec<User>) -> Response {
     let has_more_pages = users.len() > per_page as usize;
     users.truncate(per_page as usize);
-    let response = Response::json(200, &Unpaged { data: &users, per_page, has_more_pages });
+    let response = Response::json(200, &UnpagedList { data: &users, per_page, has_more_pages });
     match (selection, users.last()) {
         (Selection::After(_), Some(User { id, .. })) if has_more_pages => {
             response.with("Link", format!("</users?after={id}&perPage={per_page}>; rel=\"next\""))
@@ -235,7 +235,7 @@ fn answer_unpaged(selection: &Selection, per_page: u32, mut users: Vec<User>) ->
 }
 
 /// Takes the next list of a statement, or a copy of its error.
-fn take_next(lists: &mut Result<vec::IntoIter<Listed>, Failure>) -> Result<Listed, Failure> {
+fn take_next(lists: &mut Result<vec::IntoIter<Listing>, Failure>) -> Result<Listing, Failure> {
     lists.as_mut().map(|lists| lists.next().unwrap_or_default()).map_err(|failure| failure.clone())
 }
 
@@ -279,14 +279,14 @@ mod tests {
 
     #[test]
     fn an_empty_list() {
-        let page = List(ALL(FIRST)).answer(Listed::default());
+        let page = List(ALL(FIRST)).answer(Listing::default());
         assert_eq!(
             body_text(page),
             r#"{"data":[],"total":0,"perPage":15,"currentPage":1,"lastPage":1,"from":0,"to":0,"hasMorePages":false}
 "#
         );
         let far = List(ALL(PageRequest { page: i64::MAX, ..FIRST }));
-        let far = far.answer(Listed { total: 31, users: vec![] }).value();
+        let far = far.answer(Listing { total: 31, users: vec![] }).value();
         assert_eq!(
             (&far["lastPage"], &far["hasMorePages"], &far["from"]),
             (&json!(3), &json!(false), &json!(0))
@@ -333,7 +333,7 @@ mod tests {
             credential: Relation::unloaded("credential", None),
         };
         let users = (4..).zip(names).map(user).collect();
-        List(request).answer(Listed { total: 7, users })
+        List(request).answer(Listing { total: 7, users })
     }
 
     #[test]

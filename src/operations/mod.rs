@@ -115,7 +115,7 @@ trait Change: Sized {
     fn execute_batch(pool: &Pool, changes: &[&Self], deadline: Instant) -> Result<Vec<Row>, Failure>;
 
     /// Returns the outcome of a change after its batch was executed. `row` is the row of the change, if there is one.
-    fn settle(&mut self, operations: &Operations, row: Option<&Row>) -> Result<Outcome, Failure>;
+    fn row_outcome(&mut self, operations: &Operations, row: Option<&Row>) -> Result<Outcome, Failure>;
 
     /// Executes the change with a statement of its own.
     fn apply_alone(&mut self, operations: &Operations, deadline: Instant) -> Result<Outcome, Failure>;
@@ -263,12 +263,12 @@ impl Operations {
     fn execute_changes<C: Change>(&self, mut batch: Vec<Item<C>>) {
         /// Time that a change needs beside its statement. A change with less time left is not sent, so that the batch
         /// does not wait for a session in vain.
-        const MARGIN: Duration = Duration::from_millis(100);
+        const TIME_BESIDE_STATEMENT: Duration = Duration::from_millis(100);
         if let [Item { command, deadline, outcome }] = &mut batch[..] {
             **outcome = Some(command.apply_alone(self, *deadline).into());
             return;
         }
-        let latest = Instant::now() + self.pool.statement_timeout + MARGIN;
+        let latest = Instant::now() + self.pool.statement_timeout + TIME_BESIDE_STATEMENT;
         let (batch, late): (Vec<_>, Vec<_>) = batch.into_iter().partition(|item| item.deadline >= latest);
         for Item { outcome, .. } in late {
             let error = Error::Unavailable("a change could not be sent in time".into());
@@ -283,7 +283,7 @@ impl Operations {
             let settled = match &rows {
                 Err(failure) if is_caused_by_rows(failure) => command.apply_alone(self, deadline),
                 Err(failure) => Err(failure.clone()),
-                Ok(rows) => command.settle(self, rows.get(&position)),
+                Ok(rows) => command.row_outcome(self, rows.get(&position)),
             };
             *outcome = Some(settled.into());
         }
@@ -337,7 +337,7 @@ fn changed_row(row: Option<&Row>) -> Result<Option<&Row>, Failure> {
 /// Returns the three parameters by which a statement changes only an allowed state of a row: whether any state is
 /// allowed; else the version and the time of change of the one allowed state. This is the state that was read
 /// `before`, or the state of a simple condition. Nulls allow no state, as no row has them.
-fn tag_params(condition: &Condition, before: Option<&User>) -> (bool, Option<i64>, Option<OffsetDateTime>) {
+fn state_params(condition: &Condition, before: Option<&User>) -> (bool, Option<i64>, Option<OffsetDateTime>) {
     let state = before.map(User::revision).or_else(|| condition.only.as_ref()?.first().copied());
     let is_any = before.is_none() && condition.only.is_none();
     (is_any, state.map(|state| state.version), state.map(|state| state.updated_at))

@@ -3,7 +3,7 @@
 //! A missing user is answered 404 even if the body is invalid. So a request looks the user up before its body is
 //! refused or its password is hashed; for all other requests, the statement of the change finds out.
 
-use super::{Change, Command, Find, Lane, Operations, Outcome, Step, answer_user, changed_row, tag_params};
+use super::{Change, Command, Find, Lane, Operations, Outcome, Step, answer_user, changed_row, state_params};
 use crate::db::{Failure, Pool, session::Param};
 use crate::error::Error;
 use crate::http::Request;
@@ -45,7 +45,7 @@ impl Update {
             None => Ok(body),
         });
         Ok(match body.and_then(UserChanges::from_body) {
-            Err(refusal) => Command::Find(Find::refuse(id, refusal)),
+            Err(refusal) => Command::Find(Find::before_refusal(id, refusal)),
             Ok(changes) => {
                 let is_single = changes.password.is_some() || !condition.is_simple();
                 Command::Update(Update { id, changes, condition, hash: None, is_single })
@@ -146,7 +146,7 @@ impl Update {
         let is_read_first = matches!(password, Some(None)) || !condition.is_simple();
         let mut before = if is_read_first { Some(operations.find_match(*id, condition)?) } else { None };
         loop {
-            let (is_any, version, updated_at) = tag_params(condition, before.as_ref());
+            let (is_any, version, updated_at) = state_params(condition, before.as_ref());
             let hash = hash.as_ref().map(PasswordHash::as_phc);
             let params: [Param; 7] = [
                 (id, Type::INT8),
@@ -191,7 +191,7 @@ fn has_all_values(user: &User, changes: &UserChanges) -> bool {
 impl Change for Update {
     fn execute_batch(pool: &Pool, changes: &[&Self], deadline: Instant) -> Result<Vec<Row>, Failure> {
         let ids: Vec<i64> = changes.iter().map(|update| update.id).collect();
-        let tags = changes.iter().map(|update| tag_params(&update.condition, None));
+        let tags = changes.iter().map(|update| state_params(&update.condition, None));
         let (any, versions, times): (Vec<_>, Vec<_>, Vec<_>) = tags.collect();
         let (names, emails): (Vec<_>, Vec<_>) =
             changes.iter().map(|update| (&update.changes.name, &update.changes.email)).unzip();
@@ -206,7 +206,7 @@ impl Change for Update {
         pool.execute(UPDATE_MANY, &params, Some(deadline))
     }
 
-    fn settle(&mut self, operations: &Operations, row: Option<&Row>) -> Result<Outcome, Failure> {
+    fn row_outcome(&mut self, operations: &Operations, row: Option<&Row>) -> Result<Outcome, Failure> {
         let row = changed_row(row)?;
         self.is_single |= row.is_none();
         Ok(match row {

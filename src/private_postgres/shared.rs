@@ -57,25 +57,25 @@ pub struct Shared {
 
 impl Shared {
     /// Joins the shared server, or starts it, in the first directory that can be made. The path of each directory
-    /// begins with one of `prefixes`. Each PostgreSQL that is installed has a server of its own, and so has an upgraded
+    /// begins with one of `dir_prefixes`. Each PostgreSQL that is installed has a server of its own, and so has an upgraded
     /// one.
     ///
     /// Blocks for some milliseconds, or as long as the server starts or is removed, up to a minute.
     ///
     /// # Errors
     /// Errors of [`Cluster::open`](super::Cluster::open).
-    pub fn join(prefixes: &[PathBuf], max_connections: u32) -> Result<Shared> {
+    pub fn join(dir_prefixes: &[PathBuf], max_connections: u32) -> Result<Shared> {
         let account = Account::find(false)?;
-        account.with_rights(|| Shared::join_as(account, prefixes, max_connections))
+        account.with_rights(|| Shared::join_as(account, dir_prefixes, max_connections))
     }
 
-    fn join_as(account: Account, prefixes: &[PathBuf], max_connections: u32) -> Result<Shared> {
+    fn join_as(account: Account, dir_prefixes: &[PathBuf], max_connections: u32) -> Result<Shared> {
         let (programs, major) = programs::find(None, &account)?;
         let server =
             fs::metadata(programs.join("postgres")).map_err(ClusterError::cannot("read", &programs))?;
         let name =
             format!("{}-{}-{LAYOUT_VERSION}-{major}-{:x}", Uid::effective(), account.uid, server.ino());
-        let dirs = prefixes.iter().map(|prefix| PathBuf::from(format!("{}-{name}", prefix.display())));
+        let dirs = dir_prefixes.iter().map(|prefix| PathBuf::from(format!("{}-{name}", prefix.display())));
         let dirs: Vec<PathBuf> = dirs.filter(|dir| directory::can_have_socket(dir)).collect();
         let mut wait = Wait::begin();
         loop {

@@ -2,7 +2,7 @@
 //! database, to which the migrations are applied once.
 
 use crate::config::{Config, Database};
-use crate::db::{blocking::outside_of_runtimes, connect::Servers, explain, migrate::Migrations};
+use crate::db::{blocking::outside_of_runtimes, connect::DbHosts, explain, migrate::Migrations};
 use crate::error::StartError;
 use crate::private_postgres::{Shared, connection_string};
 use parking_lot::Mutex;
@@ -57,7 +57,7 @@ impl ScratchDatabase {
             if clone.as_ref().is_err_and(|error| error.code() == Some(&SqlState::UNDEFINED_DATABASE)) {
                 let (name, url) = share.clone_database("template1").map_err(cluster_error)?;
                 let config = Config { database: Database::Url(url.into()), ..small_config() };
-                migrations.apply_missing(&*Servers::new(&config)?, true, false)?;
+                migrations.apply_missing(&*DbHosts::new(&config)?, true, false)?;
                 // An error is ignored: another process may have made the template meanwhile. The template gets its name
                 // once it is complete and refuses connections, so that it can be cloned from then on.
                 let rename = format!(

@@ -19,7 +19,7 @@ const HIDDEN_VALUE: &str = "***";
 
 /// The journal and the faults. The service passes each request here before it judges the request.
 #[derive(Default)]
-pub struct RequestWatch {
+pub struct Interceptor {
     /// A line of JSON for each request since the start or the last reset.
     journal: VecDeque<String>,
     journal_bytes: usize,
@@ -36,7 +36,7 @@ struct FaultRule {
     left: u32,
 }
 
-impl RequestWatch {
+impl Interceptor {
     /// Makes the next `times` requests with this method, and with this path or target, fail.
     pub fn add_fault(&mut self, fault: Fault, method: &str, target: &str, times: u32) -> Result<(), Refused> {
         check_route(Some(method), Some(target))?;

@@ -168,18 +168,18 @@ impl TestServer {
     /// If no such request can fail: the service has no such route, or answers it without a worker.
     #[track_caller]
     pub fn fail(&self, fault: Fault, method: &str, target: &str, times: u32) {
-        let added = self.0.watch.lock().add_fault(fault, method, target, times);
+        let added = self.0.interceptor.lock().add_fault(fault, method, target, times);
         unwrap_or_panic("have requests fail", added);
     }
 
     /// Removes the faults that are left.
     pub fn fail_none(&self) {
-        self.0.watch.lock().remove_faults();
+        self.0.interceptor.lock().remove_faults();
     }
 
     /// Returns how many requests are yet to fail. Dropping the server panics unless this number is 0.
     pub fn faults_left(&self) -> u32 {
-        self.0.watch.lock().faults_left()
+        self.0.interceptor.lock().faults_left()
     }
 
     /// Returns the requests that the server has received since its start or the last reset, in their order. Old
@@ -189,7 +189,7 @@ impl TestServer {
     /// A request has `method`, `target`, `headers` by names in lower case, and `body`: the object, or the length of a
     /// body that is no object. Secrets are `***`.
     pub fn requests(&self) -> Vec<Value> {
-        self.0.watch.lock().requests()
+        self.0.interceptor.lock().requests()
     }
 
     /// Lets time pass for idempotency keys and for counts of wrong passwords. Blocks for some milliseconds.
@@ -223,7 +223,7 @@ impl Drop for TestServer {
         let left = self.faults_left();
         assert!(left == 0 || thread::panicking(), "{left} requests were to fail, and have not come");
         if thread::panicking() {
-            eprintln!("the last 10 requests:\n{}", self.0.watch.lock().last_lines());
+            eprintln!("the last 10 requests:\n{}", self.0.interceptor.lock().last_lines());
         }
     }
 }

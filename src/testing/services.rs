@@ -2,7 +2,7 @@
 //! knows. A thread of its own executes each control.
 
 use super::databases::{ScratchDatabase, small_config};
-use super::{Fault, Refused, requests::RequestWatch, states::RunningService};
+use super::{Fault, Refused, requests::Interceptor, states::RunningService};
 use crate::config::{Config, Database, Limits, PasswordHashing, SETTINGS, Scope};
 use crate::http::{Method, Request, Response, phrase};
 use crate::server::{self, BoundServer};
@@ -116,7 +116,7 @@ impl Services {
 
     /// Returns the last ten requests to the first service, one line of JSON each.
     pub fn last_requests(&self) -> String {
-        self.first_service().watch.lock().last_lines()
+        self.first_service().interceptor.lock().last_lines()
     }
 
     fn first_service(&self) -> Arc<RunningService> {
@@ -169,13 +169,13 @@ impl Services {
             (Method::Put, ["states", name]) => running.save(Some(name), deadline)?,
             (Method::Post, ["states", name]) => running.restore(Some(name), deadline)?,
             (Method::Get | Method::Head, ["requests"]) => {
-                return Ok(Response::json(200, &find_requests(&running.watch.lock(), request)?));
+                return Ok(Response::json(200, &find_requests(&running.interceptor.lock(), request)?));
             }
-            (Method::Post, ["faults"]) => add_fault(&mut running.watch.lock(), parse_body(request)?)?,
+            (Method::Post, ["faults"]) => add_fault(&mut running.interceptor.lock(), parse_body(request)?)?,
             (Method::Get | Method::Head, ["faults"]) => {
-                return Ok(Response::json(200, &json!({"left": running.watch.lock().faults_left()})));
+                return Ok(Response::json(200, &json!({"left": running.interceptor.lock().faults_left()})));
             }
-            (Method::Delete, ["faults"]) => running.watch.lock().remove_faults(),
+            (Method::Delete, ["faults"]) => running.interceptor.lock().remove_faults(),
             (Method::Post, ["time"]) => {
                 running.advance(parse_seconds(parse_body::<TimeBody>(request)?.advance)?, deadline)?;
             }
@@ -243,7 +243,7 @@ fn start_service(
 }
 
 /// Returns the requests of the journal that the query of a `GET requests` chooses.
-fn find_requests(watch: &RequestWatch, request: &Request) -> Result<Value, Refused> {
+fn find_requests(interceptor: &Interceptor, request: &Request) -> Result<Value, Refused> {
     let (mut method, mut path) = (None, None);
     let query = request.target.split_once('?').map_or("", |(_, query)| query);
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -255,11 +255,11 @@ fn find_requests(watch: &RequestWatch, request: &Request) -> Result<Value, Refus
         };
         *field = Some(percent_decode_str(value).decode_utf8_lossy());
     }
-    watch.find(method.as_deref(), path.as_deref())
+    interceptor.find(method.as_deref(), path.as_deref())
 }
 
 /// Makes requests fail as the body of a `POST faults` says.
-fn add_fault(watch: &mut RequestWatch, body: FaultBody) -> Result<(), Refused> {
+fn add_fault(interceptor: &mut Interceptor, body: FaultBody) -> Result<(), Refused> {
     const FAULTS: &str = "a fault is answer-lost, refused, 503, slow with seconds, cut with bytes";
     let FaultBody { fault, method, path, times, seconds, bytes } = body;
     let fault = match (&*fault, seconds, bytes) {
@@ -270,7 +270,7 @@ fn add_fault(watch: &mut RequestWatch, body: FaultBody) -> Result<(), Refused> {
         ("cut", None, Some(bytes)) => Fault::Cut(bytes),
         _ => return Err(Refused::new(400, FAULTS)),
     };
-    watch.add_fault(fault, &method, &path, times.unwrap_or(1))
+    interceptor.add_fault(fault, &method, &path, times.unwrap_or(1))
 }
 
 fn parse_seconds(number: f64) -> Result<Duration, Refused> {

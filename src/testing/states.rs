@@ -2,7 +2,7 @@
 //! database with copies of the tables and the next id.
 
 use super::databases::ScratchDatabase;
-use super::{Refused, requests::RequestWatch};
+use super::{Refused, requests::Interceptor};
 use crate::config::Config;
 use crate::db::{WRITTEN, blocking::outside_of_runtimes, explain};
 use crate::error::StartError;
@@ -21,7 +21,7 @@ pub struct RunningService {
     // The server is the first field, so that it stops before the database is dropped.
     pub server: Server,
     pub database: ScratchDatabase,
-    pub watch: Arc<Mutex<RequestWatch>>,
+    pub interceptor: Arc<Mutex<Interceptor>>,
     /// Schemas of the saved states. Locked while a state is saved or restored.
     saved: Mutex<HashSet<String>>,
 }
@@ -35,14 +35,15 @@ impl RunningService {
         config: &Config,
         controls: impl Fn(&Request) -> Option<server::Control> + Send + Sync + 'static,
     ) -> Result<RunningService, StartError> {
-        let watch = Arc::<Mutex<RequestWatch>>::default();
-        let watching = watch.clone();
+        let interceptor = Arc::<Mutex<Interceptor>>::default();
+        let watching = interceptor.clone();
         bound.intercept = Some(Arc::new(move |request| {
             let fault = || watching.lock().take_fault(request).map(Intercepted::Fault);
             controls(request).map(Intercepted::Control).or_else(fault)
         }));
         let config = Config { database: database.config().database, ..config.clone() };
-        Ok(RunningService { server: bound.start(config, || {})?, database, watch, saved: Mutex::default() })
+        let server = bound.start(config, || {})?;
+        Ok(RunningService { server, database, interceptor, saved: Mutex::default() })
     }
 
     /// Saves the tables and the next id as the state of this name, or as the state at the start if `name` is `None`.
@@ -85,8 +86,8 @@ impl RunningService {
         self.execute(&restore, deadline)?;
         self.server.app.operations.throttle.advance(Duration::from_secs(60));
         match name {
-            Some(_) => self.watch.lock().remove_faults(),
-            None => *self.watch.lock() = RequestWatch::default(),
+            Some(_) => self.interceptor.lock().remove_faults(),
+            None => *self.interceptor.lock() = Interceptor::default(),
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use super::{Format, PASSWORD_HASH, TransferError};
 use crate::config::Config;
 use crate::db::{
-    bulk::{begin_export, each_user},
+    bulk::{begin_export, for_each_user},
     migrate::connect_migrated,
 };
 use crate::users::{
@@ -44,7 +44,7 @@ pub fn export(config: &Config, export: Export, to: &mut dyn Write) -> Result<(),
     let mut transaction = begin_export(&mut client)?;
     let mut to = BufWriter::with_capacity(WRITE_BYTES, to);
     export.write_header(&mut to).map_err(TransferError::Write)?;
-    each_user(&mut transaction, export.with_password_hashes, |user, hash| {
+    for_each_user(&mut transaction, export.with_password_hashes, |user, hash| {
         export.write_user(user, hash, &mut to).map_err(TransferError::Write)
     })?;
     to.flush().map_err(TransferError::Write)

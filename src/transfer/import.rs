@@ -4,11 +4,11 @@
 //! with the stored users, and stores them by one insert.
 
 use super::read::{read, unreadable};
-use super::rules::{Accepted, Record, Rules, member_at};
+use super::rules::{Candidate, Record, Rules, member_at};
 use super::{Format, Mapping, TransferError};
 use crate::config::Config;
 use crate::db::{
-    bulk::{self, Removed, Taken},
+    bulk::{self, Removal, TakenLine},
     explain,
     migrate::connect_migrated,
 };
@@ -111,7 +111,7 @@ pub fn import(
     let mut check = |batch: Vec<Record>| {
         for (record, accepted) in batch.iter().zip(check_records(cores, &rules, &batch)) {
             match accepted {
-                Ok(Accepted { user, left_out }) => {
+                Ok(Candidate { user, left_out }) => {
                     users.push(user);
                     left_out.into_iter().for_each(|name| imported.leave_out(name));
                 }
@@ -142,10 +142,10 @@ pub fn import(
     }
     imported.unit = unit;
     let removed = bulk::remove_taken(&mut transaction, import.skip_existing, Imported::MAX_PROBLEMS as i64)?;
-    let Removed { existing, taken, first } = removed;
+    let Removal { existing, taken, first } = removed;
     imported.existing = existing;
     imported.refused += taken - first.len() as u64;
-    for Taken { line, earlier, is_id } in first {
+    for TakenLine { line, earlier, is_id } in first {
         let field = if is_id { "/id" } else { "/email" };
         let user = earlier.map(|earlier| format!("{} {earlier}, too", imported.unit));
         let user = user.unwrap_or_else(|| "a user in the database".to_owned());
@@ -163,7 +163,7 @@ pub fn import(
 }
 
 /// Checks records, on all cores if clear passwords have to be hashed. Returns the user or the problem of each record.
-fn check_records<'a>(cores: usize, rules: &Rules, batch: &'a [Record]) -> Vec<Result<Accepted<'a>, String>> {
+fn check_records<'a>(cores: usize, rules: &Rules, batch: &'a [Record]) -> Vec<Result<Candidate<'a>, String>> {
     let check = |part: &'a [Record]| part.iter().map(|record| rules.check(record)).collect::<Vec<_>>();
     if !rules.import.clear_passwords {
         return check(batch);

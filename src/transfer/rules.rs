@@ -39,7 +39,7 @@ pub(super) struct Record {
 }
 
 /// A record that may be imported.
-pub(super) struct Accepted<'a> {
+pub(super) struct Candidate<'a> {
     pub user: StagedUser,
     /// Names of the record's members that no field is read from.
     pub left_out: Vec<&'a String>,
@@ -123,22 +123,22 @@ impl Rules<'_> {
             let is_column_of = |field| self.paths[field].contains(name);
             let has_value = !value.is_empty() || is_column_of("name") || is_column_of("email");
             let value = if has_value { value.into() } else { Value::Null };
-            (has_value || self.is_read(name)).then(|| (name.clone(), value))
+            (has_value || self.uses_member(name)).then(|| (name.clone(), value))
         });
         Ok(members.collect())
     }
 
     /// Returns whether some field is read from the member of this name.
-    fn is_read(&self, name: &str) -> bool {
+    fn uses_member(&self, name: &str) -> bool {
         let mut paths = self.paths.values().flatten();
         paths.any(|path| path == name || path.split('.').next() == Some(name))
     }
 
     /// Checks a record, and hashes its clear password, which blocks for the work of a hash. The error is the problem of
     /// the record.
-    pub fn check<'m>(&self, record: &'m Record) -> Result<Accepted<'m>, String> {
+    pub fn check<'m>(&self, record: &'m Record) -> Result<Candidate<'m>, String> {
         let object = record.members.as_ref().map_err(String::clone)?;
-        let left_out: Vec<&String> = object.keys().filter(|name| !self.is_read(name)).collect();
+        let left_out: Vec<&String> = object.keys().filter(|name| !self.uses_member(name)).collect();
         if !left_out.is_empty() && !self.import.ignore_unknown && self.import.map.is_none() {
             return Err(format!(
                 "has unknown fields {:?}; --ignore-unknown leaves them out, --map says which of them is which field",
@@ -187,7 +187,7 @@ impl Rules<'_> {
             None => hash,
         };
         let user = StagedUser { line: record.number, id, hash, created_at, updated_at, new };
-        Ok(Accepted { user, left_out })
+        Ok(Candidate { user, left_out })
     }
 
     /// Returns the fields of a record. Brings the address into NFC and trims it, unless users are imported as they are.

@@ -30,7 +30,7 @@ pub enum Selection {
 
 /// A list of users that was read from the database.
 #[derive(Debug, Default)]
-pub struct Listed {
+pub struct Listing {
     /// The number of users on all pages; 0 if the list has no pages.
     pub total: i64,
     /// The users. A list without pages has one user more than requested if there are more users.
@@ -54,8 +54,8 @@ pub const MAX_USERS: u32 = 1000;
 /// Returns the bytes of memory that making a page takes: `user_bytes` for each user, and some for the members around
 /// them.
 pub fn memory_bytes(users: usize, user_bytes: usize) -> usize {
-    const FRAME_BYTES: usize = 64 << 10;
-    user_bytes.saturating_mul(users).saturating_add(FRAME_BYTES)
+    const PAGE_OVERHEAD_BYTES: usize = 64 << 10;
+    user_bytes.saturating_mul(users).saturating_add(PAGE_OVERHEAD_BYTES)
 }
 
 impl PageRequest {

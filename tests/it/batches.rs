@@ -271,6 +271,6 @@ fn without_commands_there_is_no_statement() {
         .run(&format!("select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}'"));
     eventually(LONG, "the database is gone", || users.find_many(&[1]).is_err());
     assert!(users.find_many(&[]).unwrap().is_empty() && users.find_by_email(&[]).unwrap().is_empty());
-    assert!(users.find_pages(&[]).unwrap().is_empty() && users.find_walks(&[]).unwrap().is_empty());
+    assert!(users.find_pages(&[]).unwrap().is_empty() && users.find_after(&[]).unwrap().is_empty());
     assert!(users.execute(Vec::new()).is_empty());
 }

@@ -28,7 +28,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// The servers that a connection string names, and what a connect to them needs.
-pub struct Servers {
+pub struct DbHosts {
     /// The connection string.
     pub target: Target,
     /// The counter of epochs: sessions that were opened in an earlier epoch are not used any more.
@@ -43,13 +43,13 @@ pub struct Servers {
     /// The connects that were not answered, for each host of `target`.
     unanswered: Vec<UnansweredConnects>,
     /// The time of the last look for a server that takes changes.
-    last_primary_look: Mutex<Option<Instant>>,
+    last_primary_check: Mutex<Option<Instant>>,
 }
 
-impl Servers {
+impl DbHosts {
     /// Returns the servers that the settings name. Connects to none. Fails if a setting, or a file that the settings of TLS name,
     /// cannot be used.
-    pub fn new(config: &Config) -> Result<Arc<Servers>, StartError> {
+    pub fn new(config: &Config) -> Result<Arc<DbHosts>, StartError> {
         config.check()?;
         let target = Target::new(config)?;
         for warning in &target.warnings {
@@ -58,7 +58,7 @@ impl Servers {
         let tls = tls::connector(&target.tls).map_err(|error| {
             StartError::Database(format!("{error} (DB_SSL_CA, or sslrootcert, sslcert or sslkey)"))
         })?;
-        Ok(Arc::new(Servers {
+        Ok(Arc::new(DbHosts {
             epoch: Epoch::default(),
             tls,
             config: config.clone(),
@@ -66,7 +66,7 @@ impl Servers {
             sessions: Mutex::new(Sessions::from_config(config)),
             search_path: OnceLock::new(),
             unanswered: target.hosts.iter().map(|_| UnansweredConnects::default()).collect(),
-            last_primary_look: Mutex::default(),
+            last_primary_check: Mutex::default(),
             target,
         }))
     }
@@ -102,9 +102,9 @@ impl Servers {
     /// Returns whether a new session takes changes. Connects for that at most once a second, and returns false in between, because a
     /// database may take no changes for long.
     pub fn finds_primary(&self) -> bool {
-        const LOOK_PAUSE: Duration = Duration::from_secs(1);
-        let Some(mut last) = self.last_primary_look.try_lock() else { return false };
-        if last.is_some_and(|at: Instant| at.elapsed() < LOOK_PAUSE) {
+        const PRIMARY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+        let Some(mut last) = self.last_primary_check.try_lock() else { return false };
+        if last.is_some_and(|at: Instant| at.elapsed() < PRIMARY_CHECK_INTERVAL) {
             return false;
         }
         let opened = self.open_session("", Some(TargetSessionAttrs::ReadWrite), MAX_CONNECT_TIME);

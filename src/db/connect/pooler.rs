@@ -1,6 +1,6 @@
 //! Finds out whether a pooler lends its sessions to each client for one transaction. Such sessions keep no statements and no settings.
 
-use super::Servers;
+use super::DbHosts;
 use super::bounded::{MAX_CONNECT_TIME, run_within};
 use crate::config::Config;
 use postgres::Client;
@@ -45,7 +45,7 @@ impl Sessions {
     }
 }
 
-impl Servers {
+impl DbHosts {
     /// Returns what is known about sessions by now.
     pub fn sessions(&self) -> Sessions {
         *self.sessions.lock()

@@ -1,7 +1,7 @@
 //! Opens the session of a start, an import or an export. Tries until `db_connect_timeout` is over; an error says what helps.
 
-use super::{ConnectError, MAX_CONNECT_TIME, Servers, Sessions};
-use crate::db::sqlstate::{asks_for_tls, is_final_refusal, is_no_database, is_proof_refused};
+use super::{ConnectError, DbHosts, MAX_CONNECT_TIME, Sessions};
+use crate::db::sqlstate::{asks_for_tls, is_final_refusal, is_no_database, is_refused_by_client};
 use crate::error::StartError;
 use postgres::Client;
 use postgres::config::{Host, SslMode};
@@ -20,7 +20,7 @@ const ONLY_TLS: &str = "; a server that takes TLS alone needs DB_SSL=true, and D
 const FEWER_ITERATIONS: &str =
     "; scram_iterations of the server may be 100000 at most: set it, and the password anew";
 
-impl Servers {
+impl DbHosts {
     /// Returns a session whose statements may take any time, as migrations, exports and imports take long. Tries until
     /// `db_connect_timeout` is over, and logs each failed try. Fails at once if a retry would fail, too. If nothing is known about
     /// poolers yet, the look for a pooler and one more connect may take two seconds each beyond the time.
@@ -63,7 +63,7 @@ impl Servers {
         });
         match error {
             ConnectError::Refused(error) if asks_for_tls(error) && is_plain => ONLY_TLS,
-            ConnectError::Refused(error) if is_proof_refused(error) => FEWER_ITERATIONS,
+            ConnectError::Refused(error) if is_refused_by_client(error) => FEWER_ITERATIONS,
             ConnectError::Refused(error) if is_no_database(error) => "",
             _ => ANOTHER_DATABASE,
         }
