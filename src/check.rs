@@ -4,14 +4,14 @@
 mod trial;
 
 pub use crate::db::counts::compare as compare_counts;
-pub use crate::db::findings::{Finding, Weight};
+pub use crate::db::findings::{Finding, Severity};
 
 use crate::db::connect::DbHosts;
 use crate::db::findings::{MIGRATION_OBSTACLES, add_findings, find_hazards};
-use crate::db::migrate::{Migrations, connect_migrated, find_other_schemas, refuse_one_session};
+use crate::db::migrate::{Migrations, check_two_sessions, connect_migrated, find_other_schemas};
 use crate::db::{counts, session::query_lines};
 use crate::{config::Config, error::StartError};
-use Weight::{Fine, Note, Problem};
+use Severity::{Fine, Note, Problem};
 use postgres::{Client, Error, types::Type};
 
 /// The options of a check.
@@ -142,17 +142,17 @@ fn examine(config: &Config, options: Options, findings: &mut Vec<Finding>) -> Re
     match missing {
         Err(line) => add_findings(findings, Problem, "migrations", [line]),
         Ok(Some(names)) => {
-            let (weight, what) = match (names.is_empty(), config.migrate) {
+            let (severity, what) = match (names.is_empty(), config.migrate) {
                 (true, _) => (Problem, "the database has others than this userd"),
                 (false, true) => (Note, "a start applies what is missing"),
                 (false, false) => (Problem, "`userd migrate` applies what is missing"),
             };
-            add_findings(findings, weight, "migrations", [format!("{what}: {}", names.join(", "))]);
+            add_findings(findings, severity, "migrations", [format!("{what}: {}", names.join(", "))]);
             if config.migrate {
                 let names = migrations.created_names();
                 let obstacles = query_lines(client, MIGRATION_OBSTACLES, &[(&names, Type::TEXT_ARRAY)])?;
                 add_findings(findings, Problem, "privileges", obstacles);
-                add_findings(findings, Problem, "migrations", refuse_one_session(&servers, client).err());
+                add_findings(findings, Problem, "migrations", check_two_sessions(&servers, client).err());
             }
         }
         Ok(None) => {
@@ -176,8 +176,8 @@ fn find_flaws(client: &mut Client, migrations: &Migrations, options: Options) ->
         add_findings(&mut findings, Fine, "service", [line]);
     }
     for row in client.query_typed(HASH_READERS, &[])? {
-        let weight = if row.get(1) { Problem } else { Note };
-        add_findings(&mut findings, weight, "privileges", [row.get::<_, String>(0)]);
+        let severity = if row.get(1) { Problem } else { Note };
+        add_findings(&mut findings, severity, "privileges", [row.get::<_, String>(0)]);
     }
     if options.counts {
         match counts::compare(client) {

@@ -1,7 +1,7 @@
 //! Does what a service does, in one transaction that is rolled back: plans and executes the statements of requests, and compares
 //! what they return. A finding is an effect that is missing. The catalog is read for effects that one execution does not show.
 
-use super::{Changes, Finding, Weight::*, add_findings};
+use super::{Changes, Finding, Severity::*, add_findings};
 use crate::db::migrate::{GRANTS_HINT, Migrations, in_one_line};
 use crate::db::{TABLES, WRITTEN, explain, is_denied, is_read_only, is_transient, lacks_unique_index};
 use crate::db::{probe::REMOVE_EXPIRED, settings};
@@ -187,7 +187,7 @@ pub(super) fn try_service(
     }
     let holders: String = client.query_typed_one(LOCK_HOLDERS, &[(&TABLES, Type::TEXT_ARRAY)])?.get(0);
     let line = format!("locks of other sessions end this part of the check; pid: {holders}");
-    Ok(vec![Finding { weight: Note, subject: "service", line }])
+    Ok(vec![Finding { severity: Note, subject: "service", line }])
 }
 
 impl Trial<'_> {

@@ -1,6 +1,6 @@
 //! The arguments of the command line, parsed by clap.
 
-use super::commands::{self, OPERAND, Opt, Verb, command, with_settings};
+use super::commands::{self, OPERAND, OptionName, Verb, command, with_settings};
 use super::{Failure, print};
 use crate::{config::is_connection_string, transfer::Format};
 use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
@@ -44,18 +44,18 @@ impl Args {
     }
 
     /// Returns whether the command line has an option.
-    pub fn has(&self, option: Opt) -> bool {
+    pub fn has(&self, option: OptionName) -> bool {
         let known = self.matches.try_contains_id(option.id()).unwrap_or_default();
         known && self.matches.value_source(option.id()) == Some(ValueSource::CommandLine)
     }
 
     /// Returns the value of an option or the operand. Returns the last value of an option that is there several times.
-    pub fn value(&self, option: Opt) -> Option<&Path> {
+    pub fn value(&self, option: OptionName) -> Option<&Path> {
         self.occurrences(option).flatten().last()
     }
 
     /// Returns the value of each occurrence of an option, `None` for an occurrence without a value.
-    pub fn occurrences(&self, option: Opt) -> impl Iterator<Item = Option<&Path>> {
+    pub fn occurrences(&self, option: OptionName) -> impl Iterator<Item = Option<&Path>> {
         let occurrences = self.matches.try_get_occurrences::<PathBuf>(option.id()).ok().flatten();
         occurrences.into_iter().flatten().map(|mut values| values.next().map(PathBuf::as_path))
     }

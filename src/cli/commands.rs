@@ -10,7 +10,7 @@ use clap::{Arg, ArgAction, Command};
 use std::path::PathBuf;
 
 /// Options that set variables, each with its variable, whose help is the help of the option.
-pub const VARIABLES: [(Opt, &str); 3] = [(HOST, "HOST"), (PORT, "PORT"), (POSTGRES, "POSTGRES_BIN")];
+pub const VARIABLES: [(OptionName, &str); 3] = [(HOST, "HOST"), (PORT, "PORT"), (POSTGRES, "POSTGRES_BIN")];
 
 /// Name of the subcommand `userd test`, whose failures have exit codes of their own.
 pub const TEST: &str = "test";
@@ -63,9 +63,9 @@ verbs! {
 
 /// An option of a subcommand, or its operand.
 #[derive(Clone, Copy)]
-pub struct Opt(&'static str);
+pub struct OptionName(&'static str);
 
-impl Opt {
+impl OptionName {
     /// Returns clap's identifier.
     pub fn id(self) -> &'static str {
         self.0
@@ -73,15 +73,15 @@ impl Opt {
 }
 
 /// The operand of a subcommand.
-pub const OPERAND: Opt = Opt("operand");
+pub const OPERAND: OptionName = OptionName("operand");
 
 /// Declares a constant for each option, and the table of options: subcommands, value and help. An option without a help
 /// has the help of its setting. The value `[=DIR]` may be missing; the value `on|off` is one of these words.
 macro_rules! options {
     ($($option:ident $name:literal: $([$($verb:ident)+] $value:literal $help:literal;)+)+) => {
-        $(pub const $option: Opt = Opt($name);)+
+        $(pub const $option: OptionName = OptionName($name);)+
 
-        const OPTIONS: &[(Opt, &[Verb], &str, &str)] =
+        const OPTIONS: &[(OptionName, &[Verb], &str, &str)] =
             &[$($(($option, &[$(Verb::$verb),+], $value, $help),)+)+];
     };
 }

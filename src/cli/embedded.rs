@@ -19,12 +19,12 @@ pub fn open_cluster(args: &Args, config: &mut Config, make: bool) -> Result<Opti
     }
     // Tells the handler of signals the server, which a signal has to end, too.
     let go_on = |server| {
-        signals::REMAINS.lock().server = server;
+        signals::EXIT_CLEANUP.lock().server = server;
         signals::interruption().is_none()
     };
     // The server allows ten more sessions than the pool has, for migrations and psql.
     let opened = Cluster::open(&dir, config.db_pool_size + 10, args.verb != Verb::Service, go_on);
-    signals::REMAINS.lock().server = opened.as_ref().ok().and_then(Cluster::pid);
+    signals::EXIT_CLEANUP.lock().server = opened.as_ref().ok().and_then(Cluster::pid);
     let cluster =
         opened.map_err(|error| signals::interruption().unwrap_or_else(|| Failure::runtime(error)))?;
     if args.verb != Verb::Export {

@@ -36,7 +36,7 @@ pub fn import(args: &Args) -> Result<(), Failure> {
     }
     // Before the commit, takes a lock and never releases it. The handler of signals waits for this lock, so that no
     // signal ends the process after the commit.
-    let imported = transfer::import(&config, &options, input, || mem::forget(signals::REMAINS.lock()));
+    let imported = transfer::import(&config, &options, input, || mem::forget(signals::EXIT_CLEANUP.lock()));
     let done = report_outcome(&options, imported)?;
     let _ = writeln!(io::stdout(), "{done}");
     Ok(())

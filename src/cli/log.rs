@@ -96,7 +96,7 @@ pub fn log_to(lookup: Lookup, mut write: impl FnMut(&[u8]) + Send + 'static) -> 
     } else {
         config.set_time_format_custom(TIME_FORMAT);
     }
-    let lines = WriteLogger::new(level, config.build(), LineWriter::new(Lines(lines)));
+    let lines = WriteLogger::new(level, config.build(), LineWriter::new(LineSender(lines)));
     log::set_max_level(level);
     // An error is ignored: it means that a logger is set already.
     let _ = log::set_boxed_logger(Box::new(Logger { is_json, lines }));
@@ -123,7 +123,7 @@ pub fn with_priority(level: Level, text: String) -> String {
 
 struct Logger {
     is_json: bool,
-    lines: Box<WriteLogger<LineWriter<Lines>>>,
+    lines: Box<WriteLogger<LineWriter<LineSender>>>,
 }
 
 impl Log for Logger {
@@ -147,9 +147,9 @@ impl Log for Logger {
 }
 
 /// A writer that passes lines on to the thread of the log.
-struct Lines(mpsc::Sender<Vec<u8>>);
+struct LineSender(mpsc::Sender<Vec<u8>>);
 
-impl Write for Lines {
+impl Write for LineSender {
     /// Passes lines on to the thread. Drops them if too many lines wait.
     fn write(&mut self, lines: &[u8]) -> io::Result<usize> {
         if WAITING_BYTES.load(SeqCst) > MAX_WAITING_BYTES {
@@ -232,7 +232,7 @@ mod tests {
     #[test]
     fn lines_beyond_the_bound_are_counted() {
         let (lines, gathered) = mpsc::channel();
-        let mut lines = LineWriter::new(Lines(lines));
+        let mut lines = LineWriter::new(LineSender(lines));
         for expected in [0, 1, 2] {
             lines.write_all(&[[b'x'; MAX_WAITING_BYTES].as_slice(), b"\n"].concat()).unwrap();
             assert_eq!(DROPPED_LINES.load(SeqCst), expected);

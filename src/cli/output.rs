@@ -35,9 +35,9 @@ impl Output {
         let directory = target.parent().ok_or(io::ErrorKind::IsADirectory)?;
         let mode = fs::metadata(&target).map_or(0o666, |found| found.permissions().mode() & 0o777);
         let mode = Permissions::from_mode(if secret { 0o600 } else { mode });
-        let mut remains = signals::REMAINS.lock();
+        let mut cleanup = signals::EXIT_CLEANUP.lock();
         let (to, path) = Builder::new().permissions(mode).tempfile_in(directory)?.into_parts();
-        remains.file = Some(path.to_path_buf());
+        cleanup.file = Some(path.to_path_buf());
         Ok(Output { to, unfinished: Some((path, target)) })
     }
 
@@ -45,8 +45,8 @@ impl Output {
     pub fn finish(self) -> io::Result<()> {
         let Some((path, target)) = self.unfinished else { return Ok(()) };
         self.to.sync_all()?;
-        // Locks the remains, so that no signal ends the process between the rename and its end.
-        let _remains = signals::REMAINS.lock();
+        // Locks `EXIT_CLEANUP`, so that no signal ends the process between the rename and its end.
+        let _cleanup = signals::EXIT_CLEANUP.lock();
         path.persist(target).map_err(io::Error::from)
     }
 }

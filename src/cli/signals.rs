@@ -33,23 +33,23 @@ static EXIT_CODE: AtomicU8 = AtomicU8::new(0);
 static SERVICE_ENDED: Condvar = Condvar::new();
 
 /// The server and the file that a process which ends at once must not leave behind.
-pub struct Remains {
+pub struct ExitCleanup {
     /// The process id of the private cluster's server, if this process has started it.
     pub server: Option<u32>,
     /// The temporary file of an export.
     pub file: Option<PathBuf>,
 }
 
-/// The remains that [`exit_now`] removes. While they are locked, [`exit_now`] waits.
-pub static REMAINS: Mutex<Remains> = Mutex::new(Remains { server: None, file: None });
+/// The server and the file that [`exit_now`] ends and removes. While this is locked, [`exit_now`] waits.
+pub static EXIT_CLEANUP: Mutex<ExitCleanup> = Mutex::new(ExitCleanup { server: None, file: None });
 
-/// Ends the process at once, after it has removed the remains. Prints `line` on standard error, unless it is empty.
+/// Ends the process at once, after it has removed what [`EXIT_CLEANUP`] names. Prints `line` on standard error, unless it is empty.
 pub fn exit_now(code: i32, line: &str) -> ! {
-    let remains = REMAINS.lock();
-    if let Some(pid) = remains.server {
+    let cleanup = EXIT_CLEANUP.lock();
+    if let Some(pid) = cleanup.server {
         let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGINT);
     }
-    if let Some(file) = &remains.file {
+    if let Some(file) = &cleanup.file {
         let _ = fs::remove_file(file);
     }
     report(line);

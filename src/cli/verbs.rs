@@ -1,7 +1,7 @@
 //! `userd migrate`, `check`, `recount`, `grants` and `config`, for operators.
 
 use super::{Failure, arguments::Args, commands, embedded, environment, print};
-use crate::check::{self, Changes, Finding, Options, Weight};
+use crate::check::{self, Changes, Finding, Options, Severity};
 use crate::{Database, Secret, config::InForce, server};
 
 /// Applies the missing migrations and prints them, even if another schema of the database has userd's tables. Blocks as
@@ -36,26 +36,26 @@ pub fn check(args: &Args) -> Result<(), Failure> {
         _ => Changes::Usual,
     };
     let options = Options { counts: args.has(commands::COUNTS), changes };
-    let finding = |weight, subject, line| Finding { weight, subject, line };
+    let finding = |severity, subject, line| Finding { severity, subject, line };
     match environment::read_config(args) {
         Ok(mut config) => {
             let warning = environment::ssl_warning(args, &config);
-            findings.extend(warning.map(|line| finding(Weight::Note, "configuration", line)));
+            findings.extend(warning.map(|line| finding(Severity::Note, "configuration", line)));
             let limits = server::check_system(&config).err();
-            findings.extend(limits.map(|error| finding(Weight::Problem, "system", error.to_string())));
+            findings.extend(limits.map(|error| finding(Severity::Problem, "system", error.to_string())));
             match embedded::open_cluster(args, &mut config, false) {
                 Ok(_cluster) => findings.extend(check::check(&config, options)),
-                Err(Failure { line, .. }) => findings.push(finding(Weight::Problem, "database", line)),
+                Err(Failure { line, .. }) => findings.push(finding(Severity::Problem, "database", line)),
             }
         }
-        Err(error) => findings.push(finding(Weight::Problem, "configuration", error.to_string())),
+        Err(error) => findings.push(finding(Severity::Problem, "configuration", error.to_string())),
     }
     let mut done = Ok(());
-    for Finding { weight, subject, line } in findings {
-        if weight == Weight::Problem {
+    for Finding { severity, subject, line } in findings {
+        if severity == Severity::Problem {
             done = Err(Failure { code: 1, line: String::new() });
         }
-        print(format!("{weight:<8} {subject}: {line}\n"))?;
+        print(format!("{severity:<8} {subject}: {line}\n"))?;
     }
     done
 }

@@ -1,7 +1,7 @@
 //! Findings about a database: what makes a service unsafe or fails its requests, each with the statement that mends it and
 //! leaves other programs alone. A start logs these findings, and `userd check` prints them.
 
-use super::connect::{DbHosts, POOLER_LENDS, Sessions};
+use super::connect::{DbHosts, POOLER_LENDS_SESSIONS, Sessions};
 use super::session::query_lines;
 use super::{TABLES, settings};
 use postgres::{Client, Error, types::Type};
@@ -9,7 +9,7 @@ use postgres::{Client, Error, types::Type};
 /// How much a finding matters to a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display)]
 #[strum(serialize_all = "lowercase")]
-pub enum Weight {
+pub enum Severity {
     /// The service has what it needs.
     #[strum(serialize = "ok")]
     Fine,
@@ -23,7 +23,7 @@ pub enum Weight {
 #[derive(Debug)]
 pub struct Finding {
     /// How much the finding matters to a service.
-    pub weight: Weight,
+    pub severity: Severity,
     /// The subject of the line in one word, such as `database` or `privileges`.
     pub subject: &'static str,
     /// The text of the line, with the remedy if the finding is a problem.
@@ -118,19 +118,19 @@ pub const ROW_SECURITY: &str = "\
 /// programs may have tables of these names.
 pub fn find_hazards(servers: &DbHosts, client: &mut Client, are_ours: bool) -> Result<Vec<Finding>, Error> {
     let mut findings = Vec::new();
-    let line = (servers.sessions() == Sessions::FoundLent).then_some(POOLER_LENDS);
-    add_findings(&mut findings, Weight::Note, "database", line);
+    let line = (servers.sessions() == Sessions::FoundLent).then_some(POOLER_LENDS_SESSIONS);
+    add_findings(&mut findings, Severity::Note, "database", line);
     // Compares the settings only if the tables are userd's, because one of the lines says that the schema in use is the
     // right one.
     if !servers.sessions().keep_statements() && are_ours {
-        let lacking = settings::find_lacking(client, servers.statement_timeout())?;
-        add_findings(&mut findings, Weight::Problem, "settings", lacking);
+        let lacking = settings::find_lacking_settings(client, servers.statement_timeout())?;
+        add_findings(&mut findings, Severity::Problem, "settings", lacking);
     }
-    add_findings(&mut findings, Weight::Problem, "schema", query_lines(client, OPEN_SCHEMAS, &[])?);
+    add_findings(&mut findings, Severity::Problem, "schema", query_lines(client, OPEN_SCHEMAS, &[])?);
     if are_ours {
         for sql in [ROW_SECURITY, ADDED_RULES] {
             let lines = query_lines(client, sql, &[(&TABLES, Type::TEXT_ARRAY)])?;
-            add_findings(&mut findings, Weight::Problem, "tables", lines);
+            add_findings(&mut findings, Severity::Problem, "tables", lines);
         }
     }
     Ok(findings)
@@ -139,9 +139,9 @@ pub fn find_hazards(servers: &DbHosts, client: &mut Client, are_ours: bool) -> R
 /// Adds a finding for each line.
 pub fn add_findings(
     findings: &mut Vec<Finding>,
-    weight: Weight,
+    severity: Severity,
     subject: &'static str,
     lines: impl IntoIterator<Item = impl Into<String>>,
 ) {
-    findings.extend(lines.into_iter().map(|line| Finding { weight, subject, line: line.into() }));
+    findings.extend(lines.into_iter().map(|line| Finding { severity, subject, line: line.into() }));
 }

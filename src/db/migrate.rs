@@ -263,7 +263,7 @@ pub fn find_other_schemas(client: &mut Client) -> Result<Vec<(String, String)>, 
 /// Checks that the database gives migrations a transaction and two sessions at once, which some poolers do not. The error is one
 /// line.
 #[cfg(feature = "command")]
-pub fn refuse_one_session(servers: &DbHosts, client: &mut Client) -> Result<(), String> {
+pub fn check_two_sessions(servers: &DbHosts, client: &mut Client) -> Result<(), String> {
     let _lock = begin_transaction(client)?;
     open_second_session(servers).map(drop)
 }

@@ -1,7 +1,7 @@
 //! The pool of sessions: takes, opens and replaces sessions, and executes statements, some of them again if a session was broken.
 
 use super::blocking::outside_of_runtimes;
-use super::connect::{ConnectError, DbHosts, POOLER_LENDS};
+use super::connect::{ConnectError, DbHosts, POOLER_LENDS_SESSIONS};
 use super::session::{Param, Session};
 use super::settings;
 use super::sqlstate::{Consequence, Failure};
@@ -22,12 +22,12 @@ pub struct Pool {
     acquire_timeout: Duration,
     /// The longest time that a statement may take.
     pub statement_timeout: Duration,
-    figures: Figures,
+    figures: Counters,
 }
 
 /// Counters of waits for a session, and of statements that were executed again.
 #[derive(Debug, Default)]
-struct Figures {
+struct Counters {
     /// How often a request has waited for a session.
     waits: AtomicU64,
     /// How often no session became free in time.
@@ -63,7 +63,7 @@ impl Pool {
             .error_handler(Box::new(NopErrorHandler))
             .build_unchecked(manager);
         let (sessions, acquire_timeout) = (Some(sessions), config.db_acquire_timeout);
-        Pool { sessions, servers, acquire_timeout, statement_timeout, figures: Figures::default() }
+        Pool { sessions, servers, acquire_timeout, statement_timeout, figures: Counters::default() }
     }
 
     /// Executes a statement and returns its rows. With a `deadline`, the statement is a change for a request that has to be answered by
@@ -104,7 +104,7 @@ impl Pool {
                 Consequence::Outdated => true,
                 Consequence::Lent => {
                     if self.servers.record_lent(true) {
-                        log::warn!("{POOLER_LENDS} from now on");
+                        log::warn!("{POOLER_LENDS_SESSIONS} from now on");
                     }
                     true
                 }

@@ -34,7 +34,7 @@ pub const REMOVE_EXPIRED: &str = "
 /// The largest number of rows that [`REMOVE_EXPIRED`] removes.
 const MAX_REMOVED_ROWS: usize = 1000;
 
-const OTHER_SCHEMA: &str = "the database's schema is not the one expected";
+const UNEXPECTED_SCHEMA: &str = "the database's schema is not the one expected";
 
 /// A thread that probes a database from the first question on. The thread ends when its `Prober` is dropped.
 pub struct Prober {
@@ -124,7 +124,7 @@ impl Prober {
             // Ends the epoch, so that no request takes an idle session of the server that is silent.
             self.servers.epoch.end(self.servers.epoch.current());
         }
-        let other_schema = state.answer.is_other_schema.then_some(OTHER_SCHEMA);
+        let other_schema = state.answer.is_other_schema.then_some(UNEXPECTED_SCHEMA);
         let reason = if state.is_silent { Some("the database does not answer") } else { other_schema };
         let age = now.saturating_duration_since(state.last_answer_at);
         Readiness { reason, read_only: state.answer.read_only, age }
@@ -141,7 +141,7 @@ impl ProbeState {
                 self.last_answer_at = Instant::now();
                 self.failure.clear();
                 if answer.is_other_schema && !was_other {
-                    log::warn!("unready: {OTHER_SCHEMA}: see `userd check`");
+                    log::warn!("unready: {UNEXPECTED_SCHEMA}: see `userd check`");
                 } else if !answer.is_other_schema && (was_other || was_silent) {
                     log::info!("ready again");
                 }

@@ -6,10 +6,10 @@ use crate::users::relation::{Loader, Relation};
 use crate::users::user::{Credential, User};
 use postgres::{Row, types::FromSql};
 
-/// Returns the user in a row. `lazy` loads the credential of the user on access.
+/// Returns the user in a row. `credential_loader` loads the credential of the user on access.
 pub fn read_user<'a, T: FromSql<'a>>(
     row: &'a Row,
-    lazy: Option<Loader<Credential>>,
+    credential_loader: Option<Loader<Credential>>,
 ) -> Result<User<T>, postgres::Error> {
     let id = row.try_get("id")?;
     Ok(User {
@@ -19,7 +19,7 @@ pub fn read_user<'a, T: FromSql<'a>>(
         created_at: row.try_get("created_at")?,
         updated_at: row.try_get("updated_at")?,
         version: row.try_get("version")?,
-        credential: Relation::unloaded("credential", lazy.map(|loader| (loader, id))),
+        credential: Relation::unloaded("credential", credential_loader.map(|loader| (loader, id))),
     })
 }
 

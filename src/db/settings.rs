@@ -46,7 +46,7 @@ pub fn statements(set: &str, statement_timeout: Duration) -> String {
 }
 
 /// Returns a line for each setting that the role lacks, with the statement that mends it. One round trip.
-pub fn find_lacking(client: &mut Client, statement_timeout: Duration) -> Result<Vec<String>, Error> {
+pub fn find_lacking_settings(client: &mut Client, statement_timeout: Duration) -> Result<Vec<String>, Error> {
     let (names, values): (Vec<_>, Vec<_>) = needed_settings(statement_timeout).into_iter().unzip();
     let params: [Param; 2] = [(&names, Type::TEXT_ARRAY), (&values, Type::TEXT_ARRAY)];
     query_lines(client, DIFFERING_SETTINGS, &params)

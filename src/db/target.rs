@@ -2,7 +2,7 @@
 //! settings of TLS. The `postgres` crate parses the values. This file accepts or refuses each name, and translates the names that
 //! libpq writes differently. Opens no connection. No error, warning or log line repeats a value or an unknown name.
 
-use super::tls::{TlsSettings, Verify};
+use super::tls::{TlsSettings, Verification};
 use crate::config::{Config, Database, nearest};
 use crate::error::ConfigError;
 use crate::http::percent_decode;
@@ -247,14 +247,14 @@ fn tls_settings(values: &mut ParamMap) -> Result<(SslMode, TlsSettings), String>
         (other, _) if is_system && other != "verify-full" => {
             return Err("sslrootcert=system needs sslmode=verify-full".to_owned());
         }
-        ("disable", _) => (SslMode::Disable, Verify::Nothing),
+        ("disable", _) => (SslMode::Disable, Verification::Nothing),
         // Treats `allow` as `prefer`, which is never less safe: libpq's `allow` tries plain text first.
-        ("allow" | "prefer", false) => (SslMode::Prefer, Verify::Nothing),
-        ("allow" | "prefer", true) => (SslMode::Prefer, Verify::Chain),
-        ("require", false) => (SslMode::Require, Verify::Nothing),
-        ("require" | "verify-ca", true) => (SslMode::Require, Verify::Chain),
+        ("allow" | "prefer", false) => (SslMode::Prefer, Verification::Nothing),
+        ("allow" | "prefer", true) => (SslMode::Prefer, Verification::Chain),
+        ("require", false) => (SslMode::Require, Verification::Nothing),
+        ("require" | "verify-ca", true) => (SslMode::Require, Verification::Chain),
         ("verify-ca", false) => return Err("sslmode=verify-ca needs sslrootcert".to_owned()),
-        ("verify-full", _) => (SslMode::Require, Verify::ChainAndName),
+        ("verify-full", _) => (SslMode::Require, Verification::ChainAndName),
         _ => {
             let modes = "disable, allow, prefer, require, verify-ca or verify-full";
             return Err(format!("sslmode is not one of {modes}"));
@@ -335,10 +335,10 @@ impl fmt::Display for Target {
         let mut modes = self.hosts.iter().map(postgres::Config::get_ssl_mode);
         f.write_str(match (modes.find(|mode| *mode != SslMode::Disable), self.tls.verify) {
             (None, _) => ", no TLS",
-            (_, Verify::ChainAndName) => ", TLS verified",
+            (_, Verification::ChainAndName) => ", TLS verified",
             (Some(SslMode::Prefer), _) => ", TLS if the server has it",
-            (_, Verify::Chain) => ", TLS verified but for the host name",
-            (_, Verify::Nothing) => ", TLS not verified",
+            (_, Verification::Chain) => ", TLS verified but for the host name",
+            (_, Verification::Nothing) => ", TLS not verified",
         })
     }
 }
@@ -532,19 +532,24 @@ mod tests {
     #[test]
     fn modes_of_tls() {
         for (text, mode, verify, roots) in [
-            ("", SslMode::Prefer, Verify::Nothing, None),
-            ("sslmode=disable", SslMode::Disable, Verify::Nothing, None),
-            ("sslmode=allow", SslMode::Prefer, Verify::Nothing, None),
-            ("sslmode=require", SslMode::Require, Verify::Nothing, None),
-            ("sslmode=prefer sslrootcert=/ca", SslMode::Prefer, Verify::Chain, Some("/ca")),
-            ("sslmode=require sslrootcert='/a b'", SslMode::Require, Verify::Chain, Some("/a b")),
-            ("sslmode=verify-ca sslrootcert=/ca", SslMode::Require, Verify::Chain, Some("/ca")),
-            ("sslmode=verify-full sslrootcert=/ca", SslMode::Require, Verify::ChainAndName, Some("/ca")),
-            ("sslmode=verify-full", SslMode::Require, Verify::ChainAndName, None),
-            ("sslmode=verify-full sslrootcert=''", SslMode::Require, Verify::ChainAndName, None),
-            ("sslrootcert=system", SslMode::Require, Verify::ChainAndName, None),
-            ("ssl=true", SslMode::Require, Verify::Nothing, None),
-            ("sslmode=require sslnegotiation=direct", SslMode::Require, Verify::Nothing, None),
+            ("", SslMode::Prefer, Verification::Nothing, None),
+            ("sslmode=disable", SslMode::Disable, Verification::Nothing, None),
+            ("sslmode=allow", SslMode::Prefer, Verification::Nothing, None),
+            ("sslmode=require", SslMode::Require, Verification::Nothing, None),
+            ("sslmode=prefer sslrootcert=/ca", SslMode::Prefer, Verification::Chain, Some("/ca")),
+            ("sslmode=require sslrootcert='/a b'", SslMode::Require, Verification::Chain, Some("/a b")),
+            ("sslmode=verify-ca sslrootcert=/ca", SslMode::Require, Verification::Chain, Some("/ca")),
+            (
+                "sslmode=verify-full sslrootcert=/ca",
+                SslMode::Require,
+                Verification::ChainAndName,
+                Some("/ca"),
+            ),
+            ("sslmode=verify-full", SslMode::Require, Verification::ChainAndName, None),
+            ("sslmode=verify-full sslrootcert=''", SslMode::Require, Verification::ChainAndName, None),
+            ("sslrootcert=system", SslMode::Require, Verification::ChainAndName, None),
+            ("ssl=true", SslMode::Require, Verification::Nothing, None),
+            ("sslmode=require sslnegotiation=direct", SslMode::Require, Verification::Nothing, None),
         ] {
             let target = Target::parse(&format!("host=h {text}"), Some("u")).unwrap();
             assert_eq!(target.hosts[0].get_ssl_mode(), mode, "{text}");

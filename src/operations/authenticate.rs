@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::http::{PeerKey, Request, Response, counted_address};
 use crate::input::body;
 use crate::secret::Secret;
-use crate::users::password::{Match, PasswordHash};
+use crate::users::password::{PasswordHash, PasswordMatch};
 use crate::users::{relation::Relation, user::User};
 use postgres::types::Type;
 use std::time::Instant;
@@ -80,11 +80,11 @@ impl Authenticate {
         let hash = credential.map(|credential| credential.password_hash.clone());
         let verdict = operations.with_hash(hash.as_ref(), |hasher| {
             let found = hasher.verify(&self.password, hash.as_ref());
-            let new = (found == Match::Outdated).then(|| hasher.hash(&self.password).ok());
+            let new = (found == PasswordMatch::Outdated).then(|| hasher.hash(&self.password).ok());
             (found, new.flatten())
         })?;
         match (verdict, user, hash) {
-            ((Match::None, _), ..) | (_, None, _) => {
+            ((PasswordMatch::None, _), ..) | (_, None, _) => {
                 attempt.mark_wrong();
                 Err(Error::InvalidCredentials.into())
             }

@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::http::{Request, Response, counted_address};
 use crate::input::{self, etag, validation::BodySchema};
 use crate::users::idempotency::{Fingerprint, Key};
-use crate::users::password::{Match, PasswordHash};
+use crate::users::password::{PasswordHash, PasswordMatch};
 use crate::users::user::{NewUser, User};
 use postgres::{Row, types::Type};
 use std::collections::HashSet;
@@ -254,7 +254,7 @@ impl Create {
         // does.
         if let (hash @ Some(_), Some(password)) = (kept.password_hash.as_ref(), &self.user.password) {
             let attempt = operations.throttle.admit(&self.user.email, self.peer.map(counted_address))?;
-            if operations.with_hash(hash, |hasher| hasher.verify(password, hash))? == Match::None {
+            if operations.with_hash(hash, |hasher| hasher.verify(password, hash))? == PasswordMatch::None {
                 attempt.mark_wrong();
                 return Err(Error::KeyReused.into());
             }

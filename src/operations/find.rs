@@ -92,7 +92,7 @@ impl Find {
 mod tests {
     use super::*;
     use crate::operations::{Create, Update};
-    use crate::users::password::{Hasher, Match};
+    use crate::users::password::{Hasher, PasswordMatch};
     use crate::users::user::{NewUser, UserChanges};
     use crate::{App, Config, ScratchDatabase, config::PasswordHashing};
     use std::thread;
@@ -158,7 +158,7 @@ mod tests {
         let credential = ada.credential.get().unwrap().expect("Ada has a password");
         let hasher = Hasher::new(PasswordHashing::Owasp.params());
         let check = |password: &str| hasher.verify(&password.into(), Some(&credential.password_hash));
-        assert!(check(PASSWORD) != Match::None && check("battery staple") == Match::None);
+        assert!(check(PASSWORD) != PasswordMatch::None && check("battery staple") == PasswordMatch::None);
         assert!(bob.credential.get().unwrap().is_none());
         // Keeps a credential once it is loaded. An access to another credential asks the database, and gets its error.
         let another = users.find_many(&[1]).unwrap().remove(0);

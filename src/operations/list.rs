@@ -240,7 +240,7 @@ fn take_next(lists: &mut Result<vec::IntoIter<Listing>, Failure>) -> Result<List
 }
 
 /// The characters of an address that a `Link` shows without percent-encoding.
-const IN_A_QUERY: &AsciiSet =
+const QUERY_ESCAPES: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'@');
 
 /// Returns the field `Link` (RFC 8288) of a page: the first, previous, next and last page, as far as they exist. The
@@ -249,7 +249,7 @@ fn links(request: PageRequest, last: i64, email: Option<&str>) -> String {
     let PageRequest { page, per_page, is_from_end } = request;
     let mut query = String::new();
     if let Some(email) = email {
-        query = format!("email={}&", utf8_percent_encode(email, IN_A_QUERY));
+        query = format!("email={}&", utf8_percent_encode(email, QUERY_ESCAPES));
     }
     if is_from_end {
         query += "order=desc&";

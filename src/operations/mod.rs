@@ -47,8 +47,8 @@ use time::OffsetDateTime;
 /// The resources that operations are parsed and executed with.
 pub struct Operations {
     pub(crate) pool: Arc<Pool>,
-    /// Loads a credential when it is first accessed; `None` makes such an access an error (a lazy-loading violation).
-    lazy: Option<Loader<Credential>>,
+    /// Loads a credential when it is first accessed; `None` makes such an access an error (a credential_loader-loading violation).
+    credential_loader: Option<Loader<Credential>>,
     pub(crate) schemas: BodySchemas,
     pub(crate) max_per_page: u32,
     pub(crate) throttle: Arc<Throttle>,
@@ -188,7 +188,7 @@ impl Operations {
     pub(crate) fn new(pool: Pool, config: &Config) -> Operations {
         let pool = Arc::new(pool);
         Operations {
-            lazy: config.production.then(|| find::loader(&pool)),
+            credential_loader: config.production.then(|| find::loader(&pool)),
             pool,
             schemas: BodySchemas::new(config.schema, config.validation),
             max_per_page: config.max_per_page,
@@ -318,7 +318,7 @@ impl Operations {
     }
 
     fn read_user(&self, row: &Row) -> Result<User, Error> {
-        Ok(rows::read_user(row, self.lazy.clone())?)
+        Ok(rows::read_user(row, self.credential_loader.clone())?)
     }
 }
 

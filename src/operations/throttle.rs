@@ -30,16 +30,16 @@ pub struct Throttle {
 /// A password that is being verified. It counts until this is dropped, and for a minute if it was
 /// [wrong](Attempt::mark_wrong). `None` without a limit, where nothing is counted.
 #[derive(Debug)]
-pub struct Attempt(Option<(Arc<Throttle>, Pair)>);
+pub struct Attempt(Option<(Arc<Throttle>, PeerAndAccount)>);
 
 /// A peer and the hash of an account.
-type Pair = (PeerKey, u64);
+type PeerAndAccount = (PeerKey, u64);
 
 #[derive(Debug, Default)]
 struct Attempts {
     /// The time by which a test has put the clock ahead.
     advanced: Duration,
-    pairs: HashMap<Pair, Count>,
+    pairs: HashMap<PeerAndAccount, Count>,
 }
 
 #[derive(Debug, Default)]
@@ -80,7 +80,7 @@ impl Throttle {
         let mut attempts = self.attempts.lock();
         let now = attempts.now();
         if !attempts.pairs.contains_key(&pair) {
-            attempts.make_room(peer, now)?;
+            attempts.free_place(peer, now)?;
         }
         let count = attempts.pairs.entry(pair).or_default();
         count.refuse_excess(self.limit, now)?;
@@ -97,7 +97,7 @@ impl Throttle {
         self.attempts.lock().advanced += time;
     }
 
-    fn pair_for(&self, email: &str, peer: PeerKey) -> Pair {
+    fn pair_for(&self, email: &str, peer: PeerKey) -> PeerAndAccount {
         (peer, self.hasher.hash_one(email.to_ascii_lowercase()))
     }
 }
@@ -134,7 +134,7 @@ impl Attempts {
     /// Frees a place in a full table for a pair of this peer. Forgets the pairs without a wrong password in the last
     /// minute, or else the oldest pair of the peer with the most pairs. Refuses a peer that has the most itself. Keeps
     /// pairs with a password that is being verified.
-    fn make_room(&mut self, peer: PeerKey, now: Instant) -> Result<(), Error> {
+    fn free_place(&mut self, peer: PeerKey, now: Instant) -> Result<(), Error> {
         if self.pairs.len() < MAX_PAIRS {
             return Ok(());
         }
@@ -152,7 +152,7 @@ impl Attempts {
         let decided = self.pairs.iter().filter(|((holder, _), count)| holder == most && count.undecided == 0);
         let oldest = decided.filter_map(|(pair, count)| Some((*count.wrong.back()?, *pair))).min();
         match oldest {
-            Some((since, _)) if *most == peer => Err(too_many(since, now)),
+            Some((since, _)) if *most == peer => Err(too_many_attempts(since, now)),
             Some((_, pair)) => {
                 self.pairs.remove(&pair);
                 Ok(())
@@ -170,14 +170,14 @@ impl Count {
             self.wrong.pop_front();
         }
         match self.wrong.front() {
-            Some(oldest) if self.wrong.len() >= limit => Err(too_many(*oldest, now)),
+            Some(oldest) if self.wrong.len() >= limit => Err(too_many_attempts(*oldest, now)),
             _ => Ok(()),
         }
     }
 }
 
 /// Returns a refusal that lasts until the oldest wrong password is a minute old.
-fn too_many(oldest: Instant, now: Instant) -> Error {
+fn too_many_attempts(oldest: Instant, now: Instant) -> Error {
     let left = (oldest + MINUTE).saturating_duration_since(now);
     Error::TooManyAttempts(left.as_secs() + 1)
 }

@@ -142,15 +142,15 @@ impl Account {
     }
 
     /// Returns whether `dir` is a directory of this account's that no other account can enter. A link is none.
-    pub(super) fn has_private(&self, dir: &Path) -> bool {
+    pub(super) fn has_private_dir(&self, dir: &Path) -> bool {
         let found = fs::symlink_metadata(dir);
         found.is_ok_and(|dir| dir.is_dir() && dir.uid() == self.uid && dir.mode() & 0o777 == 0o700)
     }
 
     /// Makes a directory that no other account can enter, unless the account has it already. Returns whether there is
     /// such a directory now.
-    pub(super) fn make_private(&self, dir: &Path) -> bool {
-        self.has_private(dir)
+    pub(super) fn make_private_dir(&self, dir: &Path) -> bool {
+        self.has_private_dir(dir)
             || DirBuilder::new().mode(0o700).create(dir).is_ok() && self.restrict_to_owner(dir).is_ok()
     }
 
@@ -159,7 +159,7 @@ impl Account {
         self.check_owner(dir)?;
         let open = || io::Error::other("it is a link, or its file system has no modes");
         let closed = fs::set_permissions(dir, Permissions::from_mode(0o700));
-        let closed = closed.and_then(|()| self.has_private(dir).then_some(()).ok_or_else(open));
+        let closed = closed.and_then(|()| self.has_private_dir(dir).then_some(()).ok_or_else(open));
         closed.map_err(ClusterError::cannot("make private", dir))
     }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use std::{fs, io};
 
 /// SQLSTATE with which a server refuses a session while it starts or stops.
-const STARTS_OR_STOPS: SqlState = SqlState::CANNOT_CONNECT_NOW;
+const SERVER_STARTS_OR_STOPS: SqlState = SqlState::CANNOT_CONNECT_NOW;
 
 /// Time in which a process between fork and exec may have a copy of the lock.
 const MAX_LOCK_COPY: Duration = Duration::from_secs(1);
@@ -54,7 +54,7 @@ impl Cluster {
                 }
                 match (joins && server::is_ready(&dir)).then(|| connect(&dir)) {
                     Some(Ok(_)) => return Ok(Cluster { account, dir, started: None }),
-                    Some(Err(error)) if error.code().is_some_and(|code| *code != STARTS_OR_STOPS) => {
+                    Some(Err(error)) if error.code().is_some_and(|code| *code != SERVER_STARTS_OR_STOPS) => {
                         return Err(ClusterError::new(format!("cannot join {}: {error}", dir.display())));
                     }
                     None if !joins && wait.since.elapsed() >= MAX_LOCK_COPY => {

@@ -5,7 +5,7 @@ use std::path::{self, Path, PathBuf};
 use std::{env, fs, io};
 
 /// The variable that names the directory of the programs.
-const VARIABLE: &str = "POSTGRES_BIN";
+const PROGRAMS_VARIABLE: &str = "POSTGRES_BIN";
 /// The oldest major version that userd supports.
 const MIN_MAJOR: u32 = 13;
 
@@ -39,7 +39,7 @@ pub(super) fn find(wanted: Option<u32>, account: &Account) -> Result<(PathBuf, u
 /// Returns the directories that may have the programs, best first. If the variable names a directory, returns it alone.
 /// Else returns those of `PATH` and of Debian's packages that have an `initdb`.
 fn candidate_dirs() -> Result<Vec<PathBuf>> {
-    if let Some(dir) = env::var_os(VARIABLE).filter(|dir| !dir.is_empty()) {
+    if let Some(dir) = env::var_os(PROGRAMS_VARIABLE).filter(|dir| !dir.is_empty()) {
         // The path must be absolute, because the programs run in another working directory.
         return Ok(vec![path::absolute(&dir).map_err(ClusterError::cannot("use", Path::new(&dir)))?]);
     }
@@ -69,7 +69,7 @@ fn major_version(dir: &Path, account: &Account) -> Result<u32> {
     let output = account.command(&postgres).arg("--version").current_dir("/").output();
     let output = output.map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => fails(&format!(
-            ": it is not there, or its loader is missing, as that of another C library; --postgres and {VARIABLE} name a \
+            ": it is not there, or its loader is missing, as that of another C library; --postgres and {PROGRAMS_VARIABLE} name a \
              directory that has initdb and postgres"
         )),
         _ => fails(&format!(": {error}")),

@@ -125,7 +125,7 @@ fn start_remover(directory: &ClusterDir) -> Result<Option<ChildStdin>> {
 /// Locks `users` in the directory, and connects to its server. Returns `None` if there is no server, or if the server
 /// starts or stops. Does not connect if another user has made the directory, whose server could pretend to be ours.
 fn join_server(dir: &Path, account: &Account) -> Option<(Client, File)> {
-    let users = account.has_private(dir).then(|| account.open(&dir.join("users")))?.ok()?;
+    let users = account.has_private_dir(dir).then(|| account.open(&dir.join("users")))?.ok()?;
     users.try_lock_shared().ok()?;
     Some((connect(dir).ok()?, users))
 }
@@ -135,9 +135,9 @@ fn make_first_usable(dirs: &[PathBuf], account: &Account) -> Result<PathBuf> {
     let is_usable = |dir: &&PathBuf| {
         let found = statvfs(dir.parent().unwrap_or(dir));
         let has_space = |found: Statvfs| found.blocks_available() * found.fragment_size() >= MIN_FREE_BYTES;
-        account.has_private(dir) || found.is_ok_and(has_space) || Some(*dir) == dirs.last()
+        account.has_private_dir(dir) || found.is_ok_and(has_space) || Some(*dir) == dirs.last()
     };
-    let made = dirs.iter().filter(is_usable).find(|dir| account.make_private(dir)).cloned();
+    let made = dirs.iter().filter(is_usable).find(|dir| account.make_private_dir(dir)).cloned();
     let why = format!("no directory for a PostgreSQL that is thrown away: none of {dirs:?} can be made");
     made.ok_or(ClusterError::new(why))
 }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::{env, thread};
 
 /// This process's connection to the shared cluster. It is static because it must last as long as the process.
-static SHARE: Mutex<Option<ClusterShare>> = Mutex::new(None);
+static CLUSTER_SHARE: Mutex<Option<ClusterShare>> = Mutex::new(None);
 
 /// A migrated database, which is dropped with this value. It is in a private cluster that all processes of a user
 /// share, made by this machine's PostgreSQL (version 13 or newer).
@@ -48,7 +48,7 @@ impl ScratchDatabase {
         outside_of_runtimes(|| {
             let migrations = Migrations::load(dir)?;
             let template = format!("userd_template_{:016x}", migrations.fingerprint());
-            let mut share = SHARE.lock();
+            let mut share = CLUSTER_SHARE.lock();
             if share.as_ref().is_none_or(|share| share.cluster.client.is_closed()) {
                 *share = Some(ClusterShare::join()?);
             }
@@ -95,7 +95,7 @@ impl Drop for ScratchDatabase {
                 .map_or(Ok(String::new()), |mut client| crate::db::counts::compare(&mut client))
         };
         outside_of_runtimes(|| {
-            let mut share = SHARE.lock();
+            let mut share = CLUSTER_SHARE.lock();
             // If the session that created the database has ended, another process drops the database.
             let Some(share) = share.as_mut().filter(|share| self.name.contains(&share.id)) else { return };
             let client = &mut share.cluster.client;

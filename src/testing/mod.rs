@@ -33,20 +33,20 @@ pub(crate) use services::{Services, config};
 
 /// The reason why a control, a request that steers a test's service, did nothing; and the status of its answer.
 #[derive(Debug)]
-struct Refused {
+struct Refusal {
     status: u16,
     message: String,
 }
 
-impl Refused {
-    fn new(status: u16, message: impl ToString) -> Refused {
-        Refused { status, message: message.to_string() }
+impl Refusal {
+    fn new(status: u16, message: impl ToString) -> Refusal {
+        Refusal { status, message: message.to_string() }
     }
 }
 
-impl From<StartError> for Refused {
-    fn from(error: StartError) -> Refused {
+impl From<StartError> for Refusal {
+    fn from(error: StartError) -> Refusal {
         let is_clients_fault = matches!(error, StartError::Config(_) | StartError::Listen(..));
-        Refused::new(if is_clients_fault { 400 } else { 503 }, error)
+        Refusal::new(if is_clients_fault { 400 } else { 503 }, error)
     }
 }

@@ -1,6 +1,6 @@
 //! The journal of the requests to a test's service, and the faults: requests that are to fail.
 
-use super::{Fault, Refused};
+use super::{Fault, Refusal};
 use crate::app;
 use crate::http::{Method, Request};
 use crate::input::validation::object;
@@ -38,7 +38,7 @@ struct FaultRule {
 
 impl Interceptor {
     /// Makes the next `times` requests with this method, and with this path or target, fail.
-    pub fn add_fault(&mut self, fault: Fault, method: &str, target: &str, times: u32) -> Result<(), Refused> {
+    pub fn add_fault(&mut self, fault: Fault, method: &str, target: &str, times: u32) -> Result<(), Refusal> {
         check_route(Some(method), Some(target))?;
         self.rules.push(FaultRule { fault, method: method.into(), target: target.to_owned(), left: times });
         Ok(())
@@ -61,7 +61,7 @@ impl Interceptor {
 
     /// Returns the requests of the journal that have this method and this path or target; `None` chooses any. Returns
     /// the number of requests that have left the journal, too.
-    pub fn find(&self, method: Option<&str>, target: Option<&str>) -> Result<Value, Refused> {
+    pub fn find(&self, method: Option<&str>, target: Option<&str>) -> Result<Value, Refusal> {
         check_route(method, target)?;
         let mut requests = self.requests();
         requests.retain(|request| {
@@ -118,7 +118,7 @@ fn matches_target(wanted: &str, target: &str) -> bool {
 
 /// Checks that a request of this method and target reaches the journal, so that a test with a misspelt path fails at
 /// once. Refuses routes that the service has not, and routes that the frontend answers by itself.
-fn check_route(method: Option<&str>, target: Option<&str>) -> Result<(), Refused> {
+fn check_route(method: Option<&str>, target: Option<&str>) -> Result<(), Refusal> {
     let path = target.map(|target| target.split('?').next().unwrap_or_default());
     let route = |method: &str, path| app::find_endpoint(method.into(), path, true);
     let is_served = match (method, path) {
@@ -129,7 +129,7 @@ fn check_route(method: Option<&str>, target: Option<&str>) -> Result<(), Refused
     if is_served && !path.is_some_and(app::is_answered_at_once) {
         return Ok(());
     }
-    Err(Refused::new(400, "no such request is watched: the service has no route with this method and path"))
+    Err(Refusal::new(400, "no such request is watched: the service has no route with this method and path"))
 }
 
 /// Returns whether the value with this name is secret. The name may be percent-encoded.

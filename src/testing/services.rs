@@ -2,7 +2,7 @@
 //! knows. A thread of its own executes each control.
 
 use super::databases::{ScratchDatabase, small_config};
-use super::{Fault, Refused, requests::Interceptor, states::RunningService};
+use super::{Fault, Refusal, requests::Interceptor, states::RunningService};
 use crate::config::{Config, Database, Limits, PasswordHashing, SETTINGS, Scope};
 use crate::http::{Method, Request, Response, phrase};
 use crate::server::{self, BoundServer};
@@ -154,7 +154,7 @@ impl Services {
         running: Arc<RunningService>,
         request: &Request,
         deadline: Instant,
-    ) -> Result<Response, Refused> {
+    ) -> Result<Response, Refusal> {
         match (request.method, &path_segments(request)[1..]) {
             (Method::Get | Method::Head, []) => {
                 let mut answer = self.urls(name, &running, Some(request));
@@ -179,17 +179,17 @@ impl Services {
             (Method::Post, ["time"]) => {
                 running.advance(parse_seconds(parse_body::<TimeBody>(request)?.advance)?, deadline)?;
             }
-            _ => return Err(Refused::new(404, "no such control: GET the URL of the controls lists them")),
+            _ => return Err(Refusal::new(404, "no such control: GET the URL of the controls lists them")),
         }
         Ok(Response::no_content())
     }
 
     /// Starts the service that a `POST services` asks for. Returns its name and its URLs.
-    fn add_service(&self, request: &Request, deadline: Instant) -> Result<(String, Value), Refused> {
+    fn add_service(&self, request: &Request, deadline: Instant) -> Result<(String, Value), Refusal> {
         let body = if request.body.is_empty() { ServiceBody::default() } else { parse_body(request)? };
         let text = |value| if let Value::String(text) = value { text } else { value.to_string() };
         let settings = body.settings.into_iter().map(|(name, value)| (name, text(value).into())).collect();
-        let config = config(&settings, false).map_err(|problem| Refused::new(400, problem))?;
+        let config = config(&settings, false).map_err(|problem| Refusal::new(400, problem))?;
         let Config { host, migrations_dir, .. } = self.config.clone();
         let config = Config { host, migrations_dir, ..config };
         let users = (!body.users.is_empty()).then(|| Value::from(body.users).to_string());
@@ -228,12 +228,12 @@ fn start_service(
     users: Option<&[u8]>,
     controls: impl Fn(&Request) -> Option<server::Control> + Send + Sync + 'static,
     deadline: Instant,
-) -> Result<RunningService, Refused> {
+) -> Result<RunningService, Refusal> {
     // Binds the address first, so that an address that cannot be used is reported before a database is made.
     let bound = BoundServer::bind(config)?;
     let database = ScratchDatabase::with_migrations(config.migrations_dir.as_deref())?;
     if let Some(users) = users {
-        store_users(database.url(), config, users).map_err(|problem| Refused::new(400, problem))?;
+        store_users(database.url(), config, users).map_err(|problem| Refusal::new(400, problem))?;
     }
     let running = RunningService::start(database, bound, config, controls)?;
     if users.is_some() {
@@ -243,7 +243,7 @@ fn start_service(
 }
 
 /// Returns the requests of the journal that the query of a `GET requests` chooses.
-fn find_requests(interceptor: &Interceptor, request: &Request) -> Result<Value, Refused> {
+fn find_requests(interceptor: &Interceptor, request: &Request) -> Result<Value, Refusal> {
     let (mut method, mut path) = (None, None);
     let query = request.target.split_once('?').map_or("", |(_, query)| query);
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -251,7 +251,7 @@ fn find_requests(interceptor: &Interceptor, request: &Request) -> Result<Value, 
         let field = match name {
             "method" => &mut method,
             "path" => &mut path,
-            _ => return Err(Refused::new(400, "requests are chosen by `method` and `path`")),
+            _ => return Err(Refusal::new(400, "requests are chosen by `method` and `path`")),
         };
         *field = Some(percent_decode_str(value).decode_utf8_lossy());
     }
@@ -259,7 +259,7 @@ fn find_requests(interceptor: &Interceptor, request: &Request) -> Result<Value, 
 }
 
 /// Makes requests fail as the body of a `POST faults` says.
-fn add_fault(interceptor: &mut Interceptor, body: FaultBody) -> Result<(), Refused> {
+fn add_fault(interceptor: &mut Interceptor, body: FaultBody) -> Result<(), Refusal> {
     const FAULTS: &str = "a fault is answer-lost, refused, 503, slow with seconds, cut with bytes";
     let FaultBody { fault, method, path, times, seconds, bytes } = body;
     let fault = match (&*fault, seconds, bytes) {
@@ -268,24 +268,24 @@ fn add_fault(interceptor: &mut Interceptor, body: FaultBody) -> Result<(), Refus
         ("503", None, None) => Fault::Unavailable,
         ("slow", Some(seconds), None) => Fault::Slow(parse_seconds(seconds)?),
         ("cut", None, Some(bytes)) => Fault::Cut(bytes),
-        _ => return Err(Refused::new(400, FAULTS)),
+        _ => return Err(Refusal::new(400, FAULTS)),
     };
     interceptor.add_fault(fault, &method, &path, times.unwrap_or(1))
 }
 
-fn parse_seconds(number: f64) -> Result<Duration, Refused> {
-    Duration::try_from_secs_f64(number).map_err(|error| Refused::new(400, format!("{number}: {error}")))
+fn parse_seconds(number: f64) -> Result<Duration, Refusal> {
+    Duration::try_from_secs_f64(number).map_err(|error| Refusal::new(400, format!("{number}: {error}")))
 }
 
 /// Parses the body of a control.
-fn parse_body<T: DeserializeOwned>(request: &Request) -> Result<T, Refused> {
+fn parse_body<T: DeserializeOwned>(request: &Request) -> Result<T, Refusal> {
     // Parses an object first, because serde would accept an array as the members of a structure.
     let members: serde_json::Result<Map<String, Value>> = serde_json::from_slice(&request.body);
     let parsed = members.and_then(|members| serde_json::from_value(members.into()));
-    parsed.map_err(|error| Refused::new(400, format!("the body: {error}")))
+    parsed.map_err(|error| Refusal::new(400, format!("the body: {error}")))
 }
 
-impl Refused {
+impl Refusal {
     /// Returns the answer that says the reason.
     fn answer(&self) -> Response {
         Response::json(self.status, &json!({"error": phrase(self.status), "message": self.message}))

@@ -2,7 +2,7 @@
 //! database with copies of the tables and the next id.
 
 use super::databases::ScratchDatabase;
-use super::{Refused, requests::Interceptor};
+use super::{Refusal, requests::Interceptor};
 use crate::config::Config;
 use crate::db::{WRITTEN, blocking::outside_of_runtimes, explain};
 use crate::error::StartError;
@@ -51,10 +51,10 @@ impl RunningService {
     ///
     /// The tables are those of one snapshot. The next id is read last, so that it is larger than all ids of the
     /// snapshot.
-    pub fn save(&self, name: Option<&str>, deadline: Instant) -> Result<(), Refused> {
+    pub fn save(&self, name: Option<&str>, deadline: Instant) -> Result<(), Refusal> {
         let is_allowed = |byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_');
         if name.is_some_and(|name| !(1..=40).contains(&name.len()) || !name.bytes().all(is_allowed)) {
-            return Err(Refused::new(400, "the name of a state has 1 to 40 characters of a-z, 0-9 and _"));
+            return Err(Refusal::new(400, "the name of a state has 1 to 40 characters of a-z, 0-9 and _"));
         }
         let (mut saved, state) = (self.saved.lock(), state_schema(name));
         let copy = |table| format!("create table {state}.{table} as table {table};");
@@ -71,7 +71,7 @@ impl RunningService {
 
     /// Restores the state of this name in one transaction, and removes faults and counts of wrong passwords. `None`
     /// restores the state at the start, which is empty if none was saved, and removes the journal of requests, too.
-    pub fn restore(&self, name: Option<&str>, deadline: Instant) -> Result<(), Refused> {
+    pub fn restore(&self, name: Option<&str>, deadline: Instant) -> Result<(), Refusal> {
         let (saved, state) = (self.saved.lock(), state_schema(name));
         let mut restore = format!("truncate {} restart identity", WRITTEN.join(", "));
         if saved.contains(&state) {
@@ -81,7 +81,7 @@ impl RunningService {
             restore +=
                 &format!("; select setval('users_id_seq', last_value, is_called) from {state}.next_id");
         } else if name.is_some() {
-            return Err(Refused::new(404, "no state was saved under this name"));
+            return Err(Refusal::new(404, "no state was saved under this name"));
         }
         self.execute(&restore, deadline)?;
         self.server.app.operations.throttle.advance(Duration::from_secs(60));
@@ -93,7 +93,7 @@ impl RunningService {
     }
 
     /// Lets time pass for idempotency keys and for counts of wrong passwords.
-    pub fn advance(&self, time: Duration, deadline: Instant) -> Result<(), Refused> {
+    pub fn advance(&self, time: Duration, deadline: Instant) -> Result<(), Refusal> {
         // No key expires before now, so that no timestamp becomes too small for PostgreSQL.
         let age = format!(
             "update idempotency_keys set expires_at = greatest(expires_at - interval '{} seconds', now())",
@@ -106,7 +106,7 @@ impl RunningService {
 
     /// Executes statements in one transaction until shortly before the deadline. If they meet a lock, tries them again,
     /// so that they hold no lock while they wait: a request may wait for a lock of theirs.
-    fn execute(&self, sql: &str, deadline: Instant) -> Result<(), Refused> {
+    fn execute(&self, sql: &str, deadline: Instant) -> Result<(), Refusal> {
         const LATE: &str =
             "it took too long, and has changed nothing: another session may keep a lock on users";
         let end = deadline.checked_sub(ANSWER_TIME).unwrap_or(deadline);
@@ -117,7 +117,7 @@ impl RunningService {
                 continue;
             }
             let is_late = is_locked || error.code() == Some(&SqlState::QUERY_CANCELED);
-            return Err(if is_late { Refused::new(409, LATE) } else { Refused::new(400, explain(&error)) });
+            return Err(if is_late { Refusal::new(409, LATE) } else { Refusal::new(400, explain(&error)) });
         }
     }
 

@@ -33,7 +33,7 @@ pub(super) fn read(input: impl Read, rules: &Rules, each: &mut Sink) -> Result<&
         input.consume(BYTE_ORDER_MARK.len());
     }
     let mut lines = Lines { input, number: 0, has_end: false };
-    let Some(first) = lines.next_filled()? else { return Ok("line") };
+    let Some(first) = lines.next_nonblank()? else { return Ok("line") };
     let begin = first_byte(&first);
     let is_json = matches!(begin, Some(b'{' | b'['));
     match rules.import.format.unwrap_or(if is_json { Format::Ndjson } else { Format::Csv }) {
@@ -74,7 +74,7 @@ impl<R: BufRead> Lines<R> {
     }
 
     /// Reads up to the next line that is not blank.
-    fn next_filled(&mut self) -> io::Result<Option<Vec<u8>>> {
+    fn next_nonblank(&mut self) -> io::Result<Option<Vec<u8>>> {
         loop {
             match self.next()? {
                 Some(line) if first_byte(&line).is_none() => {}
@@ -106,7 +106,7 @@ impl<R: BufRead> Lines<R> {
                 return Err(self.unreadable("is cut off"));
             }
             each(Record { number: self.number, members: object.map_err(not_json_problem) })?;
-            next = self.next_filled()?.map(|line| self.decode_line(line)).transpose()?;
+            next = self.next_nonblank()?.map(|line| self.decode_line(line)).transpose()?;
         }
         Ok(())
     }

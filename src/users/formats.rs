@@ -45,13 +45,13 @@ const BCRYPT_ROUND_NS: u64 = 60_000;
 const PHPASS_ROUND_NS: u64 = 7_500;
 
 /// The problem of a hash that costs more than [`MAX_MEMORY_BYTES`] or [`MAX_NANOSECONDS`].
-const EXPENSIVE: &str = "costs more to verify than 129 MiB of memory, or 1.5 s of a core for any password";
+const COSTLY_HASH: &str = "costs more to verify than 129 MiB of memory, or 1.5 s of a core for any password";
 
 /// The problem of a hash in a format that userd does not verify.
 const UNKNOWN_FORMAT: &str = "is neither an Argon2id, bcrypt, PBKDF2, scrypt nor WordPress hash";
 
 /// The problem of a hash that is incomplete, or that the crates for its format refuse.
-const DAMAGED: &str = "is a damaged hash, or of a form that is not read: with parameters of other names or meanings than in \
+const DAMAGED_HASH: &str = "is a damaged hash, or of a form that is not read: with parameters of other names or meanings than in \
                       PHC strings, a salt of fewer than 8 or more than 48 bytes, or an output of fewer than 10 or more \
                       than 64";
 
@@ -102,9 +102,9 @@ impl<'a> HashFormat<'a> {
             "P" | "H" => parse_phpass(rest),
             _ => return Err(UNKNOWN_FORMAT),
         };
-        let format = format.ok_or(DAMAGED)?;
+        let format = format.ok_or(DAMAGED_HASH)?;
         let is_cheap = format.memory_bytes <= MAX_MEMORY_BYTES && format.nanoseconds <= MAX_NANOSECONDS;
-        is_cheap.then_some(format).ok_or(EXPENSIVE)
+        is_cheap.then_some(format).ok_or(COSTLY_HASH)
     }
 
     /// Returns whether verifying this password takes no longer than [`MAX_NANOSECONDS`]. A longer password does not

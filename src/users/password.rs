@@ -45,7 +45,7 @@ impl PasswordHash {
 
 /// The outcome of checking a password against a hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Match {
+pub enum PasswordMatch {
     /// The password does not match the hash.
     None,
     /// The password matches the hash.
@@ -110,7 +110,7 @@ impl Hasher {
     ///
     /// Blocks for the work of one hash. A password that is not in NFC takes two: another program may have hashed the
     /// password as the client sent it.
-    pub fn verify(&self, password: &Secret, hash: Option<&PasswordHash>) -> Match {
+    pub fn verify(&self, password: &Secret, hash: Option<&PasswordHash>) -> PasswordMatch {
         let (normalized, sent) = (to_nfc(password.expose()), password.expose());
         let forms = || iter::once(&*normalized).chain((normalized != sent).then_some(sent));
         let known = hash.and_then(|hash| HashFormat::parse(hash.as_phc()).ok());
@@ -121,9 +121,9 @@ impl Hasher {
         };
         let matched = forms().find(|form| format.accepts_length(form) && (format.matches)(form));
         match matched.filter(|_| may_match) {
-            None => Match::None,
-            Some(form) if self.is_outdated(&format, form) => Match::Outdated,
-            Some(_) => Match::Current,
+            None => PasswordMatch::None,
+            Some(form) if self.is_outdated(&format, form) => PasswordMatch::Outdated,
+            Some(_) => PasswordMatch::Current,
         }
     }
 }
@@ -139,7 +139,7 @@ mod tests {
     const PASSWORD: &str = "correct horse";
 
     fn matches(hasher: &Hasher, password: &str, hash: Option<&PasswordHash>) -> bool {
-        hasher.verify(&password.into(), hash) != Match::None
+        hasher.verify(&password.into(), hash) != PasswordMatch::None
     }
 
     fn cost(hash: &PasswordHash) -> (u32, u32, u32) {
@@ -339,7 +339,7 @@ mod tests {
             let divisor = if is_slow(&format(accepted)) { 16 } else { 1 };
             let hash = PasswordHash::imported(format(accepted / divisor).into()).unwrap();
             for password in &passwords {
-                let check = || took(|| assert_eq!(hasher.verify(password, Some(&hash)), Match::None));
+                let check = || took(|| assert_eq!(hasher.verify(password, Some(&hash)), PasswordMatch::None));
                 // Takes the fastest of three tries, because other processes share the caches.
                 let fastest = (0..3).map(|_| check()).find(|&took| took <= 75 * ours);
                 assert!(fastest.is_some(), "{}, {} bytes, {ours:?}", hash.as_phc(), password.expose().len());
@@ -360,8 +360,8 @@ mod tests {
         );
         let longest = Secret::from("x".repeat(65_000));
         let ours = hasher.hash(&longest).unwrap();
-        assert_eq!(hasher.verify(&longest, Some(&ours)), Match::Current);
-        assert_eq!(hasher.verify(&long, Some(&ours)), Match::None);
+        assert_eq!(hasher.verify(&longest, Some(&ours)), PasswordMatch::Current);
+        assert_eq!(hasher.verify(&long, Some(&ours)), PasswordMatch::None);
     }
 
     /// Python's hashlib and perl's crypt made these hashes. The hash of "test12345" is from the documentation of
@@ -430,9 +430,13 @@ mod tests {
         for (value, stored, password) in rows {
             let hash = PasswordHash::imported(value.clone()).unwrap();
             assert!(hash.as_phc().starts_with(stored), "{value}");
-            assert_eq!(hasher.verify(&password.as_str().into(), Some(&hash)), Match::Outdated, "{value}");
-            assert_eq!(hasher.verify(&"correct horsf".into(), Some(&hash)), Match::None, "{value}");
-            assert_eq!(hasher.verify(&"".into(), Some(&hash)), Match::None, "{value}");
+            assert_eq!(
+                hasher.verify(&password.as_str().into(), Some(&hash)),
+                PasswordMatch::Outdated,
+                "{value}"
+            );
+            assert_eq!(hasher.verify(&"correct horsf".into(), Some(&hash)), PasswordMatch::None, "{value}");
+            assert_eq!(hasher.verify(&"".into(), Some(&hash)), PasswordMatch::None, "{value}");
         }
         for value in [serde_json::json!({}), serde_json::json!(["x"]), 7.into()] {
             let problem = PasswordHash::imported(value.clone()).unwrap_err();
@@ -499,15 +503,15 @@ mod tests {
         for sent in [composed, decomposed] {
             let hash = hasher.hash(&sent.into()).unwrap();
             for typed in [composed, decomposed] {
-                assert_eq!(hasher.verify(&typed.into(), Some(&hash)), Match::Current);
+                assert_eq!(hasher.verify(&typed.into(), Some(&hash)), PasswordMatch::Current);
             }
-            assert_eq!(hasher.verify(&"e-password".into(), Some(&hash)), Match::None);
+            assert_eq!(hasher.verify(&"e-password".into(), Some(&hash)), PasswordMatch::None);
         }
         // Another program has hashed a password that is not in NFC as the client sent it.
         let text = "$pbkdf2-sha256$i=1000$c2FsdHNhbHRzYWx0$vl9Oh2k2Aq5ewnjPmIyJmRtjWsc7w5hq2m1xUOs8x1Q";
         let hash = PasswordHash::imported(text.into()).unwrap();
-        assert_eq!(hasher.verify(&decomposed.into(), Some(&hash)), Match::Outdated);
-        assert_eq!(hasher.verify(&composed.into(), Some(&hash)), Match::None);
+        assert_eq!(hasher.verify(&decomposed.into(), Some(&hash)), PasswordMatch::Outdated);
+        assert_eq!(hasher.verify(&composed.into(), Some(&hash)), PasswordMatch::None);
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub const MAX_CONNECT_TIME: Duration = Duration::from_secs(2);
 
 /// The number of descriptors that a connect opens: five that the connection keeps, and seven for the look-up of the name and for the
 /// socket.
-const CONNECT_DESCRIPTORS: usize = 12;
+const DESCRIPTORS_PER_CONNECT: usize = 12;
 
 /// The connects to one host that were given up. Each keeps a thread until the host answers or the connection ends.
 #[derive(Default)]
@@ -86,7 +86,7 @@ pub fn run_within<T: Send + 'static>(
 /// error would show: so this looks for free descriptors first, and catches the panic if another thread has taken them since.
 fn without_panic<T>(connect: impl FnOnce() -> T) -> io::Result<T> {
     // Opens pairs of sockets to count free descriptors. A file would do, but a jail may have none, not even `/dev/null`.
-    let free: io::Result<Vec<_>> = (0..CONNECT_DESCRIPTORS / 2).map(|_| UnixStream::pair()).collect();
+    let free: io::Result<Vec<_>> = (0..DESCRIPTORS_PER_CONNECT / 2).map(|_| UnixStream::pair()).collect();
     drop(free?);
     catch_unwind(AssertUnwindSafe(connect))
         .map_err(|_| io::Error::other("no descriptor, or no memory for a thread"))

@@ -19,7 +19,7 @@ use crate::error::StartError;
 use bounded::{MAX_CONNECT_TIME, UnansweredConnects};
 use parking_lot::Mutex;
 use password::Password;
-pub use pooler::{POOLER_LENDS, Sessions};
+pub use pooler::{POOLER_LENDS_SESSIONS, Sessions};
 use postgres::Client;
 use postgres::config::TargetSessionAttrs;
 use std::io;

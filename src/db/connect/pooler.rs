@@ -8,7 +8,7 @@ use std::time::Instant;
 use std::{mem, sync::Arc};
 
 /// The finding about a pooler that lends its sessions.
-pub const POOLER_LENDS: &str =
+pub const POOLER_LENDS_SESSIONS: &str =
     "a pooler lends its sessions for one transaction each: userd serves as with DB_PREPARED=false";
 
 /// The knowledge about sessions: each belongs to userd alone, or a pooler lends it to other clients between two transactions.

@@ -9,15 +9,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// The remedy if userd cannot connect to the database.
-const ANOTHER_DATABASE: &str =
-    "; DATABASE_URL names another database, `userd --embedded` runs one of its own";
+const DATABASE_REMEDY: &str = "; DATABASE_URL names another database, `userd --embedded` runs one of its own";
 
 /// The remedy if the server may have refused a session because it had no TLS.
-const ONLY_TLS: &str = "; a server that takes TLS alone needs DB_SSL=true, and DB_SSL_CA if its authority is not the \
+const TLS_REMEDY: &str = "; a server that takes TLS alone needs DB_SSL=true, and DB_SSL_CA if its authority is not the \
                         system's (sslmode and sslrootcert in DATABASE_URL)";
 
 /// The remedy if the client library refuses to prove the password because the server asks for too many iterations of SCRAM.
-const FEWER_ITERATIONS: &str =
+const ITERATIONS_REMEDY: &str =
     "; scram_iterations of the server may be 100000 at most: set it, and the password anew";
 
 impl DbHosts {
@@ -26,12 +25,12 @@ impl DbHosts {
     /// poolers yet, the look for a pooler and one more connect may take two seconds each beyond the time.
     pub fn connect_for_long(&self) -> Result<Client, StartError> {
         const RETRY_PAUSE: Duration = Duration::from_millis(500);
-        const NO_BOUNDS: &str = "set statement_timeout = 0; set lock_timeout = 0";
+        const LIFT_TIMEOUTS: &str = "set statement_timeout = 0; set lock_timeout = 0";
         let mut deadline = Instant::now() + self.config.db_connect_timeout;
         let mut error = ConnectError::Silent;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            match self.open_session(NO_BOUNDS, None, left) {
+            match self.open_session(LIFT_TIMEOUTS, None, left) {
                 Ok(client) if self.sessions() != Sessions::Unknown => return Ok(client),
                 // Looks for a pooler, and connects again: this session was not set up, as a pooler may lend it.
                 Ok(client) => {
@@ -62,10 +61,10 @@ impl DbHosts {
             matches!(host.get_hosts(), [Host::Tcp(_)]) && host.get_ssl_mode() == SslMode::Disable
         });
         match error {
-            ConnectError::Refused(error) if asks_for_tls(error) && is_plain => ONLY_TLS,
-            ConnectError::Refused(error) if is_refused_by_client(error) => FEWER_ITERATIONS,
+            ConnectError::Refused(error) if asks_for_tls(error) && is_plain => TLS_REMEDY,
+            ConnectError::Refused(error) if is_refused_by_client(error) => ITERATIONS_REMEDY,
             ConnectError::Refused(error) if is_no_database(error) => "",
-            _ => ANOTHER_DATABASE,
+            _ => DATABASE_REMEDY,
         }
     }
 }

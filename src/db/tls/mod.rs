@@ -14,7 +14,7 @@ pub use verified::{Connector, connector};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsSettings {
     /// How far the server's certificate is verified.
-    pub verify: Verify,
+    pub verify: Verification,
     /// The PEM file of certificates to trust. If it is `None`, the system's certificates are trusted.
     pub roots: Option<PathBuf>,
     /// The PEM files of the certificate that userd shows to the server, and of its private key.
@@ -23,7 +23,7 @@ pub struct TlsSettings {
 
 /// How far a server's certificate is verified. In each case the server proves that it owns the key of the certificate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Verify {
+pub enum Verification {
     /// Verifies nothing: the connection is encrypted, but any server is accepted.
     #[default]
     Nothing,
@@ -44,7 +44,7 @@ pub fn connector(_: &TlsSettings) -> Result<Connector, String> {
 
 #[cfg(feature = "tls")]
 mod verified {
-    use super::{TlsSettings, Verify};
+    use super::{TlsSettings, Verification};
     use rustls::SignatureScheme;
     use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
     use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor, verify_server_name};
@@ -60,7 +60,7 @@ mod verified {
         `openssl x509 -req -extfile FILE ...`, where FILE holds the line subjectAltName = DNS:NAME-OF-ITS-OWNER";
 
     /// The problem of a server's certificate that no authority of the settings, or of the system, has signed.
-    const UNTRUSTED: &str = "no trusted authority has signed the server's certificate: DB_SSL_CA, or sslrootcert in \
+    const UNTRUSTED_CERTIFICATE: &str = "no trusted authority has signed the server's certificate: DB_SSL_CA, or sslrootcert in \
         DATABASE_URL, names the file of its authority";
 
     /// The type that opens connections with or without TLS. A clone of it is cheap.
@@ -71,12 +71,12 @@ mod verified {
     pub fn connector(settings: &TlsSettings) -> Result<Connector, String> {
         let provider = Arc::new(ring::default_provider());
         let trusted = match (settings.verify, &settings.roots) {
-            (Verify::Nothing, _) => Vec::new(),
+            (Verification::Nothing, _) => Vec::new(),
             (_, Some(file)) => read_certificates(file)?,
             // Reads the certificates of the system from the files that OpenSSL reads.
             (_, None) => rustls_native_certs::load_native_certs().certs,
         };
-        if trusted.is_empty() && settings.verify != Verify::Nothing {
+        if trusted.is_empty() && settings.verify != Verification::Nothing {
             return Err("no system certificates found: install ca-certificates, or name a file".to_owned());
         }
         // Leaves out certificates that cannot be parsed: the store of a system may have some.
@@ -114,7 +114,7 @@ mod verified {
     /// Verifies the certificates of servers as far as the settings say.
     #[derive(Debug)]
     struct Verifier {
-        verify: Verify,
+        verify: Verification,
         /// The certificates that are trusted.
         trusted: Vec<CertificateDer<'static>>,
         /// The trusted certificates in the form that webpki needs.
@@ -133,7 +133,7 @@ mod verified {
         ) -> Result<ServerCertVerified, Error> {
             let parsed = ParsedCertificate::try_from(certificate)
                 .map_err(|_| Error::General(format!("the server's certificate {NOT_X509_V3}")))?;
-            if self.verify == Verify::Nothing {
+            if self.verify == Verification::Nothing {
                 return Ok(ServerCertVerified::assertion());
             }
             let all = self.algorithms.all;
@@ -143,11 +143,11 @@ mod verified {
                 Err(Error::InvalidCertificate(CertificateError::Other(_)))
                     if self.trusted.contains(certificate) => {}
                 Err(Error::InvalidCertificate(CertificateError::UnknownIssuer)) => {
-                    return Err(Error::General(UNTRUSTED.to_owned()));
+                    return Err(Error::General(UNTRUSTED_CERTIFICATE.to_owned()));
                 }
                 result => result?,
             }
-            if self.verify == Verify::ChainAndName {
+            if self.verify == Verification::ChainAndName {
                 verify_server_name(&parsed, name)?;
             }
             Ok(ServerCertVerified::assertion())
