@@ -1,5 +1,5 @@
-//! The commands `migrate`, `check`, `recount` and `grants`: apply migrations without a service, find what would fail a service
-//! without a change of any row, and repair what `check` has found. Not part of the library's interface.
+//! The commands `migrate`, `check`, `recount` and `grants`. They apply migrations without a service, report what would
+//! make a service fail, and repair what was reported. `check` changes no row. Not part of the library's interface.
 
 mod trial;
 
@@ -17,7 +17,7 @@ use postgres::{Client, Error, types::Type};
 /// The options of a check.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// True if the check counts all users and compares them with the counts behind pages.
+    /// True if the check counts all users and compares the result with the stored counts, by which pages are found.
     pub counts: bool,
     /// The changes that the check tries and rolls back.
     pub changes: Changes,
@@ -109,8 +109,8 @@ pub fn grants(config: &Config, role: &str) -> Result<Vec<String>, StartError> {
     Ok(grants)
 }
 
-/// Returns what a start and a service would meet in the database. Changes no row, but draws a few ids. Blocks up to
-/// `db_connect_timeout`, and some seconds if it meets locks.
+/// Checks the database for a service, and returns the findings. Changes no row, but draws a few ids. Blocks up to
+/// `db_connect_timeout`, and some seconds more if other sessions hold locks.
 pub fn check(config: &Config, options: Options) -> Vec<Finding> {
     let mut findings = Vec::new();
     if let Err(error) = examine(config, options, &mut findings) {
@@ -127,7 +127,8 @@ fn examine(config: &Config, options: Options, findings: &mut Vec<Finding>) -> Re
     let warnings = servers.target.warnings.iter().map(|line| format!("DATABASE_URL: {line}"));
     add_findings(findings, Note, "configuration", warnings);
     let client = &mut servers.connect_for_long()?;
-    // Bounds waits for locks. Leaves the setting out if a pooler lends the session, as it would reach other clients.
+    // Limits how long the check waits for a lock. Leaves the limit out if a pooler lends the session, because the
+    // session would keep the limit when the pooler lends it to another client.
     if servers.sessions().keep_settings() {
         client.batch_execute("set lock_timeout = '2s'")?;
     }
@@ -158,8 +159,8 @@ fn examine(config: &Config, options: Options, findings: &mut Vec<Finding>) -> Re
         Ok(None) => {
             add_findings(findings, Fine, "migrations", ["all are applied"]);
             add_findings(findings, Note, "schema", unused_schemas(client)?);
-            // Stops after a finding about the tables: every create fails then, or no trigger fires, and further
-            // findings would hide the only remedy.
+            // Tries the service only if the tables have no finding. Otherwise every create of the trial would fail, or
+            // no trigger would fire, and the findings of the trial would bury the finding whose remedy helps.
             if !findings.iter().any(|finding| finding.subject == "tables") {
                 findings.extend(find_flaws(client, &migrations, options)?);
             }
@@ -168,7 +169,8 @@ fn examine(config: &Config, options: Options, findings: &mut Vec<Finding>) -> Re
     Ok(())
 }
 
-/// Returns the flaws of a database that has all migrations, or a line that says that a service does not meet one.
+/// Returns the findings about a database that has all migrations: the problems, or a line that says that the trial of a
+/// service found none.
 fn find_flaws(client: &mut Client, migrations: &Migrations, options: Options) -> Result<Vec<Finding>, Error> {
     let mut findings = trial::try_service(client, migrations, options.changes)?;
     if findings.is_empty() {

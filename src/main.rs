@@ -1,7 +1,7 @@
 //! The command `userd`. Sets how the process gives memory back; the library's module `cli` does all else.
 
-/// Bytes from which on glibc gives a block of memory back to the system once it is freed, as for a body, a page or a
-/// hash. By default glibc keeps freed blocks of up to 32 MiB.
+/// Size from which on glibc gives a block of memory back to the system once the block is freed, as for a body, a page
+/// or a hash. By default glibc keeps freed blocks of up to 32 MiB, so that the process would stay large.
 const MMAP_THRESHOLD_BYTES: i32 = 16 << 10;
 
 fn main() -> std::process::ExitCode {

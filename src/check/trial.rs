@@ -34,9 +34,10 @@ enum ExpectedResult {
 }
 use ExpectedResult::*;
 
-/// A statement of the trial, in five parts: the finding if the result is another one; the SQL, which is empty if only a trigger is
-/// looked for; the arguments, with `:name` for a value of the user; the result; and what mends a fault, which is a statement, a
-/// command, or the name of a trigger or index of the migrations.
+/// A statement of the trial, in five parts: the finding if the result is not the expected one; the SQL, which is empty
+/// if the step only looks for a trigger; the arguments, in which `:name` stands for a value of the user; the expected
+/// result; and the remedy, which is a statement, a command, or the name of a trigger or index that the migrations
+/// create.
 type Step<'a> = (&'a str, &'a str, &'a str, ExpectedResult, &'a str);
 
 const NEW_USER: &str = r#"('{n}', '{:key@userd.invalid}', '{":password_hash"}', '{:key}', '{:key}')"#;
@@ -52,20 +53,21 @@ const ADD_FOREIGN_KEY: &str = "alter table credentials drop constraint if exists
 const ERASE_ANSWERS: &str =
     "update idempotency_keys set answer = null where user_id = any (array(select $1::bigint))";
 
-/// Statements that can be planned only if the table has its primary key.
+/// Inserts that PostgreSQL can plan only if the table has its primary key, because `on conflict` needs a unique index.
 const USERS_KEY: &str = "insert into users default values on conflict (id) do nothing";
 const HASHES_KEY: &str = "insert into credentials default values on conflict (user_id) do nothing";
 const KEYS_KEY: &str = "insert into idempotency_keys default values on conflict (key) do nothing";
 
-/// Returns by how much the count of the block of user $1 exceeds the rows of the table. No row if that is $2.
+/// Returns by how much the count in `user_counts` exceeds the number of rows of `users`, for the block of ids that has
+/// user $1. Returns no row if the difference is $2.
 const COUNT_EXCESS: &str = "\
     select counted.n - stored.n as excess \
     from (select coalesce(sum(n), 0)::bigint as n from user_counts where block = $1::bigint >> 12) counted, \
         (select count(*) as n from users where id >= ($1 >> 12) << 12 and id < (($1 >> 12) + 1) << 12) stored \
     where counted.n - stored.n is distinct from $2::bigint";
 
-/// Triggers whose effect no statement of the trial shows; statements that are only planned; then statements of requests, in the order
-/// in which each meets what the steps before it have made.
+/// The steps. First, triggers whose effect no statement of the trial shows. Second, statements that are only planned.
+/// Third, statements of requests, which use the rows that the steps before them have made.
 const STEPS: [Step; 29] = [
     ("SQL may change the id of a user", "", "", Plan, "trigger user_id_is_fixed"),
     ("totals are wrong after a TRUNCATE", "", "", Plan, "trigger user_counts_truncate"),
@@ -112,8 +114,9 @@ const ENABLED_TRIGGERS: &str = "\
     where tgrelid = any (array(select to_regclass(name)::oid from unnest($1::text[]) name)) \
         and not tgisinternal and tgenabled in ('O', 'A')";
 
-/// Returns functions that run with the rights of their owner, if the owner lacks a right that the function needs at times: when it
-/// folds counts, or after a TRUNCATE. The remedy makes the owner of `users` the owner of the function and of its table.
+/// Returns the functions that run with the rights of their owner although the owner lacks a right that the function
+/// sometimes needs: to add up counts, or to clear a table after a TRUNCATE. The remedy makes the owner of `users` the
+/// owner of the function and of its table.
 const OWNERS_WITHOUT_RIGHTS: &str = "\
     select format('changes get 500 at times, as the owner of %s() may not use %s so', f, t), \
         format('alter table %2$s owner to %3$I; alter function %1$s() owner to %3$I', f, t, pg_get_userbyid(relowner)) \
@@ -163,7 +166,7 @@ pub(super) fn try_service(
     migrations: &Migrations,
     changes: Changes,
 ) -> Result<Vec<Finding>, Error> {
-    // Has each statement check deferred constraints: the transaction never commits.
+    // Checks deferred constraints at once. They would be checked at the commit, and the transaction never commits.
     const SET_UP: &str = "set local application_name = 'userd check'; \
         set local idle_in_transaction_session_timeout = '5s'; set constraints all immediate";
     const VALUES: &str = "select gen_random_uuid()::text, quote_ident(current_schema()::text), \
@@ -206,8 +209,8 @@ impl Trial<'_> {
                 continue;
             }
             self.execute_step(&(what, &sql, "", NoRow, SET_ID_SEQUENCE))?;
-            // Ends the trial if the sequence is behind: a create would draw an id, and a later check would no longer
-            // find the fault.
+            // Ends the trial if the sequence is behind, because a create of the trial would draw an id. A rollback does
+            // not put the sequence back, so that the next check might not find the fault any more.
             if self.findings.len() > count {
                 return Ok(());
             }
@@ -236,7 +239,8 @@ impl Trial<'_> {
                 Some(trigger) if is_made && trigger.ends_with(&format!(" {function}")) => {
                     self.enabled_triggers.push(format!("trigger {name}"));
                 }
-                // Adds no finding here: the step of this trigger finds that it is not enabled.
+                // Adds no finding here, because the step that looks for this trigger adds a finding if the trigger is
+                // disabled.
                 Some(_) => {}
                 None if made.is_some() => {
                     let what = format!("a further trigger executes {function}");
@@ -290,7 +294,8 @@ impl Trial<'_> {
             Message::Row(row) => Some(row),
             _ => None,
         });
-        // Ignores the plan of a step that expects no row: the look at the sequence may read all users.
+        // Accepts every plan of a step that expects no row, because the step that looks at the sequence of ids may read
+        // all users.
         let plan = rows.next().filter(|_| expected != NoRow);
         let plan = plan.and_then(|row| serde_json::from_str(row.get(0)?).ok());
         for table in scanned_tables(&plan.unwrap_or_default()) {
@@ -316,8 +321,8 @@ impl Trial<'_> {
             savepoint.commit()?;
         } else {
             drop(savepoint);
-            // Deallocates the prepared statement: it outlives a rollback, and a pooler may lend the session to
-            // other clients.
+            // Deallocates the prepared statement, because a prepared statement outlives a rollback, and a pooler may
+            // lend the session to other clients.
             let _ = self.transaction.transaction()?.batch_execute("deallocate userd_check");
         }
         answer

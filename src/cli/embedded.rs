@@ -17,7 +17,7 @@ pub fn open_cluster(args: &Args, config: &mut Config, make: bool) -> Result<Opti
     if !make {
         private_postgres::check(&dir).map_err(Failure::runtime)?;
     }
-    // Tells the handler of signals the server, which a signal has to end, too.
+    // Tells the handler of signals which server runs, so that a signal which ends this process ends the server, too.
     let go_on = |server| {
         signals::EXIT_CLEANUP.lock().server = server;
         signals::interruption().is_none()

@@ -45,7 +45,8 @@ impl Output {
     pub fn finish(self) -> io::Result<()> {
         let Some((path, target)) = self.unfinished else { return Ok(()) };
         self.to.sync_all()?;
-        // Locks `EXIT_CLEANUP`, so that no signal ends the process between the rename and its end.
+        // Locks `EXIT_CLEANUP`, for which a signal waits, so that no signal ends the process after the file has got its
+        // name.
         let _cleanup = signals::EXIT_CLEANUP.lock();
         path.persist(target).map_err(io::Error::from)
     }

@@ -43,7 +43,8 @@ pub struct ExitCleanup {
 /// The server and the file that [`exit_now`] ends and removes. While this is locked, [`exit_now`] waits.
 pub static EXIT_CLEANUP: Mutex<ExitCleanup> = Mutex::new(ExitCleanup { server: None, file: None });
 
-/// Ends the process at once, after it has removed what [`EXIT_CLEANUP`] names. Prints `line` on standard error, unless it is empty.
+/// Ends the process at once, after it has cleaned up by [`EXIT_CLEANUP`]. Prints `line` on standard error, unless it is
+/// empty.
 pub fn exit_now(code: i32, line: &str) -> ! {
     let cleanup = EXIT_CLEANUP.lock();
     if let Some(pid) = cleanup.server {

@@ -24,8 +24,8 @@ use std::{fs, path::Path, thread};
 /// Exit code of a failure of `userd test` itself, not of COMMAND.
 const OWN_FAILURE_CODE: u8 = 125;
 
-/// Variables of COMMAND with the URLs of the service, of its controls and of its database. Each has the URL's name in
-/// the answer of a control.
+/// Variables of COMMAND, each with the name of the URL that it has. These names are also the members of a control's
+/// answer.
 const VARIABLES: [(&str, &str); 3] =
     [("USERD_URL", "url"), ("USERD_CONTROL", "control"), ("USERD_DATABASE_URL", "databaseUrl")];
 
@@ -51,11 +51,12 @@ pub fn test(args: &Args) -> Result<(), Failure> {
         signals::end_service_on_signal()?;
         log_to_stderr(&lookup)?;
         if !until_signal {
-            // Lets a read fail that would stop this process: a job in the background may not read the terminal.
+            // Ignores SIGTTIN, so that a read from the terminal fails if this process is a job in the background. The
+            // signal would stop the process.
             signals::ignore_unignored([Signal::SIGTTIN]).for_each(drop);
             end_process_after("input", || _ = io::copy(&mut io::stdin(), &mut io::sink()))?;
-            // Polls the id of the parent, because the kernel's signal would report the end of the parent's thread that
-            // has started this process.
+            // Polls the id of the parent. The kernel can send a signal instead, but sends it when the thread that has
+            // started this process ends, although the parent goes on.
             let parent = getppid();
             end_process_after("parent", move || {
                 while getppid() == parent {

@@ -22,7 +22,7 @@ use value::{invalid, whole_number};
 /// Bytes of the memory budget for rows and short answers, beside the memory for a hash and a page.
 const RESERVED_WORK_BYTES: usize = 512 << 10;
 
-/// The most header fields that the limit may allow, as the parser of requests has an array of this length.
+/// The largest limit of header fields, because the parser of requests has an array of this length.
 pub(crate) const MAX_HEADER_FIELDS: usize = 128;
 
 /// Declares a structure with the default of each field beside the field.

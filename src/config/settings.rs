@@ -140,8 +140,8 @@ pub const SETTINGS: &[Setting] = &[
         "`off`, `error`, `warn`, `info`, `debug` or `trace`"),
 ];
 
-/// Returns the text of a variable that has no field: the command alone reads the variable, or it names a file with the
-/// value of another variable.
+/// Returns the text of a variable that has no field of its own. The command alone reads such a variable, or the
+/// variable names a file with the value of another variable.
 fn without_field(_: &mut Config, text: Option<&str>) -> ShownValue {
     string(&mut String::new(), text)
 }
@@ -230,8 +230,8 @@ pub(super) fn check_bounds(config: &Config) -> Result<(), ConfigError> {
     SETTINGS.iter().find_map(wrong).map_or(Ok(()), Err)
 }
 
-/// Returns the text of a variable, or of the file that its variable `…_FILE` names. Returns the name of the variable
-/// that is set before the text.
+/// Returns the name and the text of a variable. If the variable `…_FILE` is set instead, returns the name of that
+/// variable and the text of the file that it names.
 fn read_text(variable: &'static str, lookup: &Lookup) -> Result<Option<(&'static str, String)>, ConfigError> {
     let read = |variable: &'static str| match lookup(variable).map(OsString::into_string) {
         None => Ok(None),

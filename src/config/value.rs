@@ -1,5 +1,6 @@
-//! A function for each kind of setting: it reads the text of a variable into a field, and returns the field's value as
-//! text.
+//! A function for each kind of setting. If a text is given, the function parses the text into a field. If the text is
+//! `None`, the function checks the value that the field has. In both cases it returns the field's value as text. An
+//! error is printed behind the variable's name, and never has the text of a secret.
 //!
 //! If the text is `None`, the function checks the value that the field has. An error is printed behind the variable's
 //! name, and never has the text of a secret.
@@ -12,7 +13,7 @@ use std::{fmt::Display, ops::RangeInclusive, path::PathBuf, str::FromStr, time::
 /// field, as for the database's host beside a connection string. The error says what is wrong with the value.
 pub(super) type ShownValue = Result<Option<String>, String>;
 
-/// Reads or checks a field of any type. `read` parses a text, and `show` returns a value as text.
+/// Parses `text`, if there is one, into a field by `read`. Returns the value of the field as text by `show`.
 pub(super) fn value<T>(
     field: &mut T,
     text: Option<&str>,
@@ -25,7 +26,7 @@ pub(super) fn value<T>(
     Ok(Some(show(field)))
 }
 
-/// Reads or checks a whole number within bounds.
+/// Parses a whole number into a field, or checks the field if there is no text. The number must be within the bounds.
 pub(super) fn whole_number<T>(field: &mut T, text: Option<&str>, bounds: RangeInclusive<T>) -> ShownValue
 where
     T: FromStr + PartialOrd + Display + Copy,
@@ -33,7 +34,8 @@ where
     number(field, text, "a whole number", bounds)
 }
 
-/// Reads or checks a number of seconds from `min` to a day, so that no deadline overflows. Seconds may have fractions.
+/// Parses a number of seconds into a field, or checks the field if there is no text. The number is from `min` to a day,
+/// so that no deadline overflows, and may have a fraction.
 pub(super) fn seconds(field: &mut Duration, text: Option<&str>, min: f64) -> ShownValue {
     let mut time = field.as_secs_f64();
     let shown = number(&mut time, text, "a number of seconds", min..=86_400.0)?;
@@ -41,7 +43,8 @@ pub(super) fn seconds(field: &mut Duration, text: Option<&str>, min: f64) -> Sho
     Ok(shown)
 }
 
-/// Reads or checks a number within bounds. The text may have digits and a dot alone: no sign, no exponent, no space.
+/// Parses a number into a field, or checks the field if there is no text. The number must be within the bounds. The
+/// text may have digits and a dot alone: no sign, no exponent, no space.
 fn number<T>(field: &mut T, text: Option<&str>, kind: &str, bounds: RangeInclusive<T>) -> ShownValue
 where
     T: FromStr + PartialOrd + Display + Copy,
@@ -55,7 +58,7 @@ where
     Ok(Some(field.to_string()))
 }
 
-/// Reads or checks a field whose text is one of these words.
+/// Parses `text`, if there is one, into a field. The text must be one of these words.
 pub(super) fn word<T: FromStr + Display>(field: &mut T, text: Option<&str>, words: &[&str]) -> ShownValue {
     let read = |text: &str| {
         let known = words.iter().find(|word| **word == text).and_then(|word| word.parse().ok());
@@ -64,17 +67,17 @@ pub(super) fn word<T: FromStr + Display>(field: &mut T, text: Option<&str>, word
     value(field, text, read, T::to_string)
 }
 
-/// Reads or checks a switch, which only the text `on` turns on. Any other text turns it off.
+/// Sets a switch by `text`, if there is one: only the text `on` turns it on, and any other text turns it off.
 pub(super) fn switch(field: &mut bool, text: Option<&str>, on: &str) -> ShownValue {
     value(field, text, |text| Ok(text == on), bool::to_string)
 }
 
-/// Reads or checks a text. Cuts a line end off, which a file of a secret has.
+/// Puts `text`, if there is one, into a field. Cuts a line end off, which a file of a secret has.
 pub(super) fn string(field: &mut String, text: Option<&str>) -> ShownValue {
     value(field, text, |text| Ok(without_line_end(text).to_owned()), String::clone)
 }
 
-/// Reads or checks a host, or the path of a socket. Refuses a connection string, because `userd config` prints the
+/// Puts a host, or the path of a socket, into a field. Refuses a connection string, because `userd config` prints the
 /// value and the string may have a password.
 pub(super) fn host(field: &mut String, text: Option<&str>) -> ShownValue {
     match text {
@@ -86,20 +89,21 @@ pub(super) fn host(field: &mut String, text: Option<&str>) -> ShownValue {
     }
 }
 
-/// Reads or checks the path of a file or a directory.
+/// Puts the path of a file or a directory into a field, if there is a text.
 pub(super) fn path(field: &mut Option<PathBuf>, text: Option<&str>) -> ShownValue {
     let show = |path: &Option<PathBuf>| path.clone().unwrap_or_default().display().to_string();
     value(field, text, |text| Ok(Some(text.into())), show)
 }
 
-/// Reads or checks a secret, which the result does not show.
+/// Puts a secret, if there is one, into a field. The result does not show the secret.
 pub(super) fn secret<T: From<Secret>>(field: &mut T, text: Option<&str>) -> ShownValue {
     let Some(text) = text else { return Ok(Some(String::new())) };
     *field = Secret::from(without_line_end(text)).into();
     Ok(Some("***".to_owned()))
 }
 
-/// Reads or checks one or more tokens of printable ASCII, with white space between them.
+/// Puts secret tokens, if there are any, into a field. The text has printable ASCII, with white space between two
+/// tokens.
 pub(super) fn tokens(field: &mut Option<Secret>, text: Option<&str>) -> ShownValue {
     let is_quoted = |text: &str| ['"', '\''].iter().any(|q| text.starts_with(*q) && text.ends_with(*q));
     // Refuses the word `Bearer`, which would be a token that every client can guess.
@@ -120,7 +124,7 @@ pub(super) fn parse_list<T>(text: &str, parse: impl Fn(&str) -> Result<T, String
     entries.filter(|entry| !entry.is_empty()).map(parse).collect()
 }
 
-/// Reads or checks a list of texts. `parse` checks each of them.
+/// Parses a list into a field, or checks the field if there is no text. `parse` checks each entry.
 pub(super) fn entries<T: AsRef<str>>(
     field: &mut Vec<T>,
     text: Option<&str>,

@@ -53,8 +53,9 @@ const STORE_STAGED_USERS: &str = "
     )
     select count(*) from stored";
 
-/// Moves the sequence of ids past the staged ids. Draws up to 1000 ids one by one, because other sessions may draw ids meanwhile and
-/// setting the sequence could set it back. Sets it if it is further behind, as no session draws 1000 ids in that time.
+/// Moves the sequence of ids past the ids of the file. Draws up to 1000 ids one by one, because other sessions may draw
+/// ids meanwhile, and `setval` could move the sequence back. If the sequence is further behind, calls `setval`, because
+/// no session draws 1000 ids in that time.
 const RESERVE_IDS: &str = "
     select case
             when behind > 1000 then setval(sequence, largest)

@@ -10,9 +10,9 @@ const WRONG_COUNTS: &str = "\
     from (select id >> 12 as block, count(*) as n from users group by 1) c \
     full join (select block, sum(n) as n from user_counts group by 1) r on c.block = r.block";
 
-/// Counts all users anew. A delete blocks no reader and leaves older snapshots their counts, as a TRUNCATE would not. The isolation
-/// level has the statements after the lock see what was committed before the lock. While the recount waits for its lock, changes
-/// of users wait behind it.
+/// Counts all users anew. Removes the old counts by DELETE, because a TRUNCATE would block readers and would empty the
+/// table for older snapshots, too. The transaction is read committed, so that the statements after the lock see all
+/// that was committed before the lock. While the recount waits for its lock, changes of users wait behind it.
 const RECOUNT: &str = "\
     begin isolation level read committed; \
     set local statement_timeout = 0; set local lock_timeout = '1s'; \

@@ -1,5 +1,6 @@
-//! Findings about a database: what makes a service unsafe or fails its requests, each with the statement that mends it and
-//! leaves other programs alone. A start logs these findings, and `userd check` prints them.
+//! Findings about a database: what makes a service unsafe or makes its requests fail. Each finding has a statement that
+//! removes the cause and changes nothing for other programs. A start logs these findings, and `userd check` prints
+//! them.
 
 use super::connect::{DbHosts, POOLER_LENDS_SESSIONS, Sessions};
 use super::session::query_lines;
@@ -30,8 +31,9 @@ pub struct Finding {
     pub line: String,
 }
 
-/// Returns a line for each role that may create in a schema of the search_path and does not own the tables, with the statement that
-/// takes the right away. What such a role creates may be found instead of userd's tables and functions.
+/// Returns a line for each role that may create objects in a schema of the search_path and does not own the tables. The
+/// line has the statement that takes the right away. With the right, the role could create a table or a function that
+/// userd's statements use instead of userd's own.
 const OPEN_SCHEMAS: &str = "\
     select format('other roles may create tables and functions in the schema %1$s: \
             revoke create on schema %1$I from %2$s', nspname, \
@@ -45,9 +47,10 @@ const OPEN_SCHEMAS: &str = "\
             (select oid from pg_roles where rolname = current_user)) \
     order by 1";
 
-/// Returns what keeps the role from applying migrations, with the statement that removes each obstacle. $1: names of the tables,
-/// indexes and functions that the migrations create. A history in the search_path that the role may not read is named instead of
-/// a missing right to create tables: the history may be userd's, and a second set of tables would lack its users.
+/// Returns what keeps the role from applying migrations, with the statement that removes each obstacle. $1: names of
+/// the tables, indexes and functions that the migrations create. If the role may not read a migration history in the
+/// search_path, the line names the history, not a missing right to create tables. The history may be userd's, and with
+/// that right the role would create a second set of tables, without the users of the first.
 pub const MIGRATION_OBSTACLES: &str = "\
     select case when pg_is_in_recovery() then 'it is a standby: DATABASE_URL has to name the primary' else \
         format('it takes no changes: `begin read write; alter role %I in database %I \
@@ -81,8 +84,8 @@ pub const MIGRATION_OBSTACLES: &str = "\
         union all select tableoid::oid, oid, proowner from pg_proc where oid = to_regprocedure(name || '()')::oid \
     ) as objects where not pg_has_role(owner, 'USAGE') having count(*) > bigint '0'";
 
-/// Returns the columns and rules that fail creates, and the setting that leaves creates uncounted, each with its remedy. $1: names
-/// of tables. If another program needs a rule, the remedy is another schema for userd.
+/// Returns the columns and rules that make creates fail, and the setting that keeps triggers from counting users, each
+/// with its remedy. $1: names of tables. If another program needs a rule, the remedy is another schema for userd.
 const ADDED_RULES: &str = "\
     with ours as ( \
         select oid, relname, format('%I.%I', current_schema(), relname) as qualified \
@@ -105,7 +108,8 @@ const ADDED_RULES: &str = "\
         `alter role %I in database %I set session_replication_role = origin`', session_user, current_database()) \
     where current_setting('session_replication_role') = 'replica'";
 
-/// Returns a line for each of the tables $1 of which the role does not see all rows, with the statement that shows them.
+/// Returns a line for each of the tables $1 from which row-level security hides rows. The line has the `alter`
+/// statement that makes the role see all rows.
 pub const ROW_SECURITY: &str = "\
     select format('row-level security hides rows of %s from the role, and totals are those of all rows: `%s`', name, \
         case when pg_has_role(relowner, 'USAGE') \
@@ -120,8 +124,8 @@ pub fn find_hazards(servers: &DbHosts, client: &mut Client, are_ours: bool) -> R
     let mut findings = Vec::new();
     let line = (servers.sessions() == Sessions::FoundLent).then_some(POOLER_LENDS_SESSIONS);
     add_findings(&mut findings, Severity::Note, "database", line);
-    // Compares the settings only if the tables are userd's, because one of the lines says that the schema in use is the
-    // right one.
+    // Compares the settings only if the tables are userd's. Otherwise a line would advise the role to keep the schema
+    // in use, which may be a wrong schema.
     if !servers.sessions().keep_statements() && are_ours {
         let lacking = settings::find_lacking_settings(client, servers.statement_timeout())?;
         add_findings(&mut findings, Severity::Problem, "settings", lacking);

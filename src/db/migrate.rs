@@ -113,9 +113,9 @@ impl Migrations {
         })
     }
 
-    /// Returns the version and the checksum of each migration in the history; the comment on the history; whether the server takes
-    /// no changes; whether one of the tables $1 is missing. The last two columns are refinery's: the query fails if the table has
-    /// no such columns, as then it is another program's.
+    /// Returns the version and the checksum of each migration in the history; the comment on the history; whether the
+    /// server takes no changes; and whether one of the tables $1 is missing. Also names the columns `name` and
+    /// `applied_on`, so that the query fails if another program's table has the name of the history.
     const HISTORY_ROWS: &str = "select version::bigint, checksum::text, \
         obj_description('refinery_schema_history'::regclass, 'pg_class'), \
         current_setting('transaction_read_only') = 'on', \
@@ -148,8 +148,8 @@ impl Migrations {
     ) -> Result<MissingNames, String> {
         let mut find = || {
             let second_set = use_schema(servers, client)? || second_set;
-            // Looks again before a refusal: if another replica has migrated meanwhile, its tables seem to be
-            // another program's.
+            // Looks again before it refuses, because another replica may have migrated between two statements of the
+            // first look. The tables of the other replica would be taken for another program's.
             self.find_once(client, second_set).or_else(|_| self.find_once(client, second_set))
         };
         find().map_err(|error| explain(&*error))
@@ -178,8 +178,8 @@ impl Migrations {
         let missing = self.missing_in(&rows)?;
         let lacks = |one: &&Migration| missing.as_ref().is_some_and(|names| names.contains(&one.to_string()));
         let (lacking, applied): (Vec<_>, Vec<_>) = self.0.iter().partition(lacks);
-        // Leaves out the names of applied migrations: a migration may replace a function that an earlier one has
-        // created.
+        // Accepts names that an applied migration has created, because a missing migration may replace a function of an
+        // applied one. Without this, the function would be refused as another program's.
         let ours: Vec<_> = applied.into_iter().flat_map(names_created_by).collect();
         let created = lacking.into_iter().flat_map(names_created_by).filter(|name| !ours.contains(name));
         refuse_names_of_another_program(client, &created.collect::<Vec<_>>())?;
@@ -218,13 +218,14 @@ impl Migrations {
         let mut is_waiting = false;
         let _lock = loop {
             let mut lock = begin_transaction(&mut client)?;
-            // Lifts the time-out that the role may have for requests.
+            // Switches off the role's time-out for idle transactions, which would end the lock while the other session
+            // migrates.
             lock.batch_execute("set local idle_in_transaction_session_timeout = 0")?;
             if lock.query_typed_one(TRY_LOCK, &[])?.get(0) {
                 break lock;
             }
-            // Polls for the lock: a wait within the statement would hold a connection of a pooler that the other
-            // replica may need.
+            // Polls for the lock. A statement that waits for the lock would hold a connection of a pooler, and the
+            // replica that migrates may need this connection.
             lock.rollback()?;
             if !mem::replace(&mut is_waiting, true) {
                 log::info!("waiting for another replica to finish its migrations");

@@ -23,7 +23,7 @@ pub mod tls;
 /// The tables that a service writes.
 pub const WRITTEN: &[&str] = &["users", "credentials", "idempotency_keys"];
 
-/// The tables that the statements of a service read. The triggers of its tables read no further ones.
+/// The tables that a service reads, by its own statements or by the triggers of its tables.
 pub const TABLES: &[&str] = &[WRITTEN[0], WRITTEN[1], WRITTEN[2], "user_counts", migrate::HISTORY_TABLE];
 
 pub use pool::Pool;

@@ -36,8 +36,9 @@ pub(super) struct QueryFailure {
 }
 
 impl Session {
-    /// Returns false if the server has ended the connection. A change asks first, as a change that was sent on such a connection
-    /// cannot be repeated. Looks only if the connection was idle for a second, and blocks for a millisecond then.
+    /// Returns false if the server has ended the connection. Called before a change is sent, because a change whose
+    /// connection breaks cannot be sent again: the server may have executed it. Looks only if the connection was idle
+    /// for a second, and blocks for a millisecond then.
     pub(super) fn is_alive(&mut self) -> bool {
         const MIN_IDLE_TIME: Duration = Duration::from_secs(1);
         const POLL_PAUSE: Duration = Duration::from_millis(1);

@@ -137,8 +137,9 @@ pub(crate) fn is_caused_by_value(error: &Error) -> bool {
     matches!(error, Error::Database { code, .. } if code.starts_with("22"))
 }
 
-/// Returns the result of a search for `text`, with no user instead of the error that the encoding of the database lacks a character of
-/// the text (SQLSTATE 22P05). A text in ASCII fits every encoding, so that its error is about a stored row, and is returned.
+/// Returns the result of a search for `text`. Returns no user if the encoding of the database lacks a character of the
+/// text (SQLSTATE 22P05), because no stored user can have such a text. If the text is ASCII, every encoding has its
+/// characters: the error is about a stored row, and is returned.
 pub(crate) fn none_if_untranslatable<T: Default>(
     text: &str,
     result: Result<T, Failure>,

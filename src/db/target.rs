@@ -127,7 +127,8 @@ impl Target {
     /// pairs: these are the parts of a URL before its '?'.
     fn from_pairs(pairs: ParamList, uncounted: usize, os_user: Option<&str>) -> Result<Target, String> {
         let (mut values, warnings) = accept_parameters(pairs, uncounted)?;
-        // Drops empty values, as libpq does. These parameters have to have one of a few words, and may not be empty.
+        // Drops empty values, as libpq does. Keeps an empty value of the parameters below, which take only certain
+        // words, so that the value is refused later.
         let words = "sslmode channel_binding target_session_attrs sslnegotiation";
         values.retain(|name, value| !value.is_empty() || is_listed(name, words));
         let (mode, tls) = tls_settings(&mut values)?;

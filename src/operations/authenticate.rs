@@ -65,9 +65,9 @@ impl Authenticate {
     pub(super) fn execute(&mut self, operations: &Operations, deadline: Instant) -> Result<Outcome, Failure> {
         if let Some(outdated) = self.outdated.take() {
             let (user, old, new) = *outdated;
-            // Ignores an error: the login has succeeded, and the next login stores the new hash.
             let params: [Param; 3] =
                 [(&user.id, Type::INT8), (&old.as_phc(), Type::TEXT), (&new.as_phc(), Type::TEXT)];
+            // Logs an error and answers the login, because the next login can store the new hash.
             match operations.pool.execute(REPLACE_HASH, &params, Some(deadline)) {
                 Ok(_) | Err(Failure::Contended) => {}
                 Err(Failure::Error(error)) => error.log(None),

@@ -50,11 +50,11 @@ pub(crate) const CREATE: &str = r#"
     on conflict (lower(email::text collate "C")) do nothing
     returning id, name, email, created_at, updated_at, version, null::bytea as fingerprint, bigint '1' as position"#;
 
-/// Inserts in the order of addresses, so that two statements wait for each other in one direction only. Of equal
-/// addresses the first one is stored. `returning` cannot see `given`, and a trigger may change each value. But an
-/// insert reads, stores and returns one row before it reads the next one: so `returning` finds the setting that was
-/// written when its row was read. Ids that are drawn first, to join by them, would need a right on the sequence that
-/// roles with the rights of `userd grants` lack.
+/// Inserts in the order of addresses, so that two batches cannot deadlock. Of equal addresses the first one is stored.
+/// A setting takes the position of a create to `returning`, which cannot see `given`: a trigger may change every value
+/// of the row. An insert reads, stores and returns a row before it reads the next row, so that `returning` finds the
+/// setting of its own row. To draw the ids first and join by them would need a right on the sequence, which `userd
+/// grants` does not give.
 pub(crate) const CREATE_MANY: &str = r#"
     with given as materialized (
         select name, email, position
@@ -119,8 +119,8 @@ pub(crate) const FIND_KEPT_ANSWER: &str = "
 pub struct Created {
     /// The user, as the create has stored it.
     pub user: User,
-    /// The fingerprint of the body of the earlier create, if it has stored the user: the bodies are still to be
-    /// compared.
+    /// The fingerprint of the body of the earlier create, if an earlier create has stored the user. The caller still
+    /// has to compare the bodies.
     pub earlier: Option<Fingerprint>,
     /// The hash of the password of the earlier create, if it had one.
     pub password_hash: Option<PasswordHash>,
@@ -130,7 +130,8 @@ impl Create {
     /// Executes the creates with a key in one statement, and the creates without a key in another one.
     pub(super) fn execute(operations: &Operations, mut creates: Vec<Item<Create>>) {
         let mut keys = HashSet::new();
-        // Executes the first create of each key. Further ones with the key are retried, and then find its answer.
+        // Executes the first create of each key. A further create with the same key is retried later, and then finds
+        // the answer of the first create.
         creates.retain_mut(|Item { command, outcome, .. }| {
             let is_first = command.key.is_none_or(|(key, _)| keys.insert(key));
             **outcome = (!is_first).then_some(Outcome::Retried);
@@ -238,7 +239,8 @@ impl Create {
         if created.earlier.is_none() {
             Ok(created.answer().into())
         } else if self.hash.take().is_some() {
-            // Continues in the lane of hashes: a thread that hashes verifies the password.
+            // Continues in the lane of hashes, where a thread verifies the password against the hash of the earlier
+            // create.
             Ok(Outcome::Continued)
         } else {
             self.answer_repeat(operations, created)

@@ -33,7 +33,7 @@ impl Delete {
 pub(crate) const DELETE: &str = "
     delete from users where id = $1 and ($2::boolean or version = $3::bigint and updated_at = $4::timestamptz) returning id";
 
-/// Deletes several users. Waits for no row, as `UPDATE_MANY`.
+/// Deletes several users. Skips users that another transaction has locked, as `UPDATE_MANY` does.
 pub(crate) const DELETE_MANY: &str = "
     with given as materialized (
         select * from unnest($1::bigint[], $2::boolean[], $3::bigint[], $4::timestamptz[])
@@ -90,7 +90,8 @@ impl Change for Delete {
         if !condition.is_empty() {
             operations.find_match(*id, condition)?;
         }
-        // Either the user has moved from one allowed state to another, or a trigger has prevented the delete.
+        // If the user was read before, the user has changed since, and a retry may succeed. Otherwise there is no such
+        // user, or a trigger has prevented the delete.
         Err(if before.is_some() { Failure::Contended } else { Error::NotFound.into() })
     }
 }

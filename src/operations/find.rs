@@ -15,7 +15,8 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Find {
     id: i64,
-    /// The condition of a read; or the refusal of a PUT or a PATCH, which is the answer if the user exists.
+    /// The answer if the user exists depends on this: the condition of a read, or the refusal of a PUT or a PATCH. A
+    /// user that does not exist is answered 404.
     if_found: Result<Condition, Error>,
 }
 
@@ -25,7 +26,8 @@ impl Find {
         Ok(Find { id: id.ok_or(Error::NotFound)?, if_found: Ok(condition) })
     }
 
-    /// Looks up the user of a change whose body is refused.
+    /// Makes the look-up that answers a PUT or a PATCH with a refused body: 404 if the user does not exist, otherwise
+    /// the refusal.
     pub(super) fn before_refusal(id: i64, refusal: Error) -> Find {
         Find { id, if_found: Err(refusal) }
     }

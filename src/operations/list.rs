@@ -239,7 +239,7 @@ fn take_next(lists: &mut Result<vec::IntoIter<Listing>, Failure>) -> Result<List
     lists.as_mut().map(|lists| lists.next().unwrap_or_default()).map_err(|failure| failure.clone())
 }
 
-/// The characters of an address that a `Link` shows without percent-encoding.
+/// The characters of an address that a `Link` percent-encodes: all but letters, digits and `-._~@`.
 const QUERY_ESCAPES: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'@');
 
@@ -256,7 +256,7 @@ fn links(request: PageRequest, last: i64, email: Option<&str>) -> String {
     }
     let links = [
         (Some(1), "first"),
-        // Names the last page as the previous one of a page beyond it.
+        // A page beyond the last page has the last page as its previous page.
         ((page > 1).then(|| last.min(page - 1)), "prev"),
         ((page < last).then(|| page + 1), "next"),
         (Some(last), "last"),

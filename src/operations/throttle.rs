@@ -131,9 +131,9 @@ impl Attempts {
         Instant::now() + self.advanced
     }
 
-    /// Frees a place in a full table for a pair of this peer. Forgets the pairs without a wrong password in the last
-    /// minute, or else the oldest pair of the peer with the most pairs. Refuses a peer that has the most itself. Keeps
-    /// pairs with a password that is being verified.
+    /// Frees a place for a pair of this peer if all places are taken. Forgets the pairs without a wrong password in the
+    /// last minute. If that frees no place, forgets the oldest pair of the peer with the most pairs, or refuses this
+    /// peer if it has the most pairs itself. Keeps pairs with a password that is being verified.
     fn free_place(&mut self, peer: PeerKey, now: Instant) -> Result<(), Error> {
         if self.pairs.len() < MAX_PAIRS {
             return Ok(());

@@ -72,10 +72,11 @@ pub(crate) const UPDATE: &str = "
         and (name::text <> coalesce($5::text, name) or email::text <> coalesce($6::text, email))
     returning id, name, email, created_at, updated_at, version";
 
-/// Changes a user and the password. $7: the hash of the new password; null removes the password. A delete finds only
-/// rows of its snapshot. So a password is removed only from a state that was read before, as a transaction that
-/// inserts a password changes the user, too. The user is locked even if nothing is changed then, so that the statement
-/// waits for a transaction that inserts a password.
+/// Changes a user and the password. $7: the hash of the new password; null removes the password. If another transaction
+/// stores a password meanwhile, the delete does not see it, because the password is newer than the statement's
+/// snapshot. The user would keep this password. Therefore the caller removes a password only from the version of the
+/// user that it has read, and to store a password draws a new version. Therefore the statement also locks the user
+/// first, even if nothing is to be changed, and so waits for the other transaction.
 pub(crate) const UPDATE_PASSWORD: &str = "
     with target as materialized (
         select id from users where id = $1 and ($2::boolean or version = $3::bigint and updated_at = $4::timestamptz)
@@ -169,7 +170,7 @@ impl Update {
             let user = operations.find_match(*id, condition)?;
             match before {
                 _ if has_all_values(&user, &self.changes) => return Ok(user),
-                // The state is the one that was read: there was no password to remove, or a trigger has prevented the
+                // The user is as it was read, so that there was no password to remove, or a trigger has prevented the
                 // change.
                 Some(before) if before.revision() == user.revision() => return Ok(user),
                 Some(_) => return Err(Failure::Contended),
@@ -181,7 +182,7 @@ impl Update {
 
 /// Returns true if the user has all values that the changes set. A change of the password counts as a new value.
 fn has_all_values(user: &User, changes: &UserChanges) -> bool {
-    // Names all fields: a new field does not compile until it is compared here.
+    // Names all fields, so that a new field does not compile until it is compared here.
     let UserChanges { name, email, password } = changes;
     password.is_none()
         && name.as_ref().is_none_or(|name| *name == user.name)

@@ -1,8 +1,8 @@
 //! The account that PostgreSQL runs as. PostgreSQL refuses to run as root.
 //!
-//! Root touches files that the account can write only within [`Account::with_rights`], with the account's rights: a
-//! link of the account's then leads root to no file that the account could not reach itself. This module knows nothing
-//! of clusters.
+//! Root opens files that the account could replace only within [`Account::with_rights`], where it has the account's
+//! rights. If the account puts a link in place of a file, the link leads root to no file that the account could not
+//! reach itself. This module knows nothing of clusters.
 
 use super::{ClusterError, Result, User};
 use nix::libc;
@@ -70,8 +70,8 @@ impl Account {
         Account { uid: found.uid(), gid }.check_switch()
     }
 
-    /// Returns the account's user and group if this process is root's, else `None`. The process can become this user
-    /// once the [`Cluster`](super::Cluster) runs, which then needs root for nothing.
+    /// Returns the account's user and group if this process is root's, else `None`. The process can become this user as
+    /// soon as the [`Cluster`](super::Cluster) runs, because nothing needs root's rights any more.
     pub fn instead_of_root(&self) -> Option<(u32, u32)> {
         Uid::effective().is_root().then_some((self.uid, self.gid))
     }

@@ -13,7 +13,8 @@ use std::{fs, io};
 /// SQLSTATE with which a server refuses a session while it starts or stops.
 const SERVER_STARTS_OR_STOPS: SqlState = SqlState::CANNOT_CONNECT_NOW;
 
-/// Time in which a process between fork and exec may have a copy of the lock.
+/// How long a lock may be held although its owner has ended: a new process has a copy of the lock between fork and
+/// exec.
 const MAX_LOCK_COPY: Duration = Duration::from_secs(1);
 
 /// A cluster that accepts connections. Dropping the value stops the server by a fast shutdown if this process started
@@ -78,7 +79,8 @@ impl Cluster {
         }
         let server = ServerProcess::start(&directory, &programs, max_connections, &[])?;
         if is_new {
-            // PostgreSQL before version 15 lets every role create objects in this schema.
+            // Takes from all roles the right to create objects in the schema `public`, which they have before
+            // PostgreSQL 15.
             const CLOSE_SCHEMA: &str = "revoke create on schema public from public";
             let closed = connect(&dir).and_then(|mut client| client.batch_execute(CLOSE_SCHEMA));
             closed.map_err(|error| ClusterError::new(format!("cannot set up the database: {error}")))?;

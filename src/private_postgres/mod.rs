@@ -26,7 +26,7 @@ pub use cluster::{Cluster, check};
 pub use shared::Shared;
 pub use user::User;
 
-/// Pause between two looks at what a wait is for.
+/// Pause between two looks whether a wait is over.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Time between two lines about a wait in userd's log.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);

@@ -109,8 +109,9 @@ impl Shared {
     }
 }
 
-/// Starts a shell that waits for the end of its standard input, which is returned. The shell then waits until no
-/// process uses the server, and removes the directory. It holds the lock of the directory.
+/// Starts a shell that stops the server and removes the directory once no process uses the server. The shell begins to
+/// watch when the returned pipe is closed, also if this process dies. The shell holds the lock of the directory all the
+/// time, so that no other process starts a server there.
 fn start_remover(directory: &ClusterDir) -> Result<Option<ChildStdin>> {
     let script = format!("{SHELL_FUNCTIONS}\nread -r end\nkeep \"$1\"");
     let lock = directory.lock.try_clone().map_err(ClusterError::cannot("lock", &directory.dir))?;
@@ -122,8 +123,9 @@ fn start_remover(directory: &ClusterDir) -> Result<Option<ChildStdin>> {
     Ok(input)
 }
 
-/// Locks `users` in the directory, and connects to its server. Returns `None` if there is no server, or if the server
-/// starts or stops. Does not connect if another user has made the directory, whose server could pretend to be ours.
+/// Connects to the server in the directory, and keeps it running as long as the returned file `users` is open, which
+/// has a shared lock. Returns `None` if there is no server, or if the server starts or stops. Does not connect if
+/// another user has made the directory, whose server could pretend to be ours.
 fn join_server(dir: &Path, account: &Account) -> Option<(Client, File)> {
     let users = account.has_private_dir(dir).then(|| account.open(&dir.join("users")))?.ok()?;
     users.try_lock_shared().ok()?;

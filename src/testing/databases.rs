@@ -137,7 +137,8 @@ impl ClusterShare {
             from pg_stat_activity where pid = pg_backend_pid()";
         let places =
             ["/dev/shm".into(), env::temp_dir(), "/tmp".into()].map(|dir: PathBuf| dir.join("userd-scratch"));
-        // A test runner starts a process for each core, and each process has some servers with two sessions each.
+        // Allows 1000 sessions, because a test runner starts a process for each core, and each process may run many
+        // servers with two sessions each.
         let mut cluster =
             Shared::join(&places, 1000).map_err(|error| StartError::Cluster(error.to_string()))?;
         let connection_string = connection_string(&cluster.dir, "postgres");

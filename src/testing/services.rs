@@ -128,7 +128,7 @@ impl Services {
         let _ended = self.running.lock().remove(name);
     }
 
-    /// Returns the control that a request is, or `None` for a request of the API.
+    /// Returns the control that a request asks for, or `None` for a request of the API.
     fn find_control(&'static self, request: &Request) -> Option<server::Control> {
         let name = request.path().split('/').nth(1)?.to_owned();
         let running = self.running.lock().get(&name)?.clone();

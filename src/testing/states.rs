@@ -28,7 +28,7 @@ pub struct RunningService {
 
 impl RunningService {
     /// Starts a server on a database, at an address that is bound already. `controls` returns the control that a
-    /// request is, if any. Blocks until the server answers.
+    /// request asks for, if any. Blocks until the server answers.
     pub fn start(
         database: ScratchDatabase,
         mut bound: BoundServer,
@@ -94,7 +94,7 @@ impl RunningService {
 
     /// Lets time pass for idempotency keys and for counts of wrong passwords.
     pub fn advance(&self, time: Duration, deadline: Instant) -> Result<(), Refusal> {
-        // No key expires before now, so that no timestamp becomes too small for PostgreSQL.
+        // Lets no key expire earlier than now, because PostgreSQL refuses a timestamp that is too small.
         let age = format!(
             "update idempotency_keys set expires_at = greatest(expires_at - interval '{} seconds', now())",
             time.as_secs_f64()

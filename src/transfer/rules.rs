@@ -50,7 +50,8 @@ pub(super) struct Rules<'a> {
     pub import: &'a Import,
     validation: BodySchemas,
     hasher: Hasher,
-    /// The path of each field that is read. Of a name, the paths of its parts.
+    /// For each field, the paths of the members that it is read from. Only a name may have several paths, for its
+    /// parts.
     paths: BTreeMap<&'static str, Vec<String>>,
 }
 
@@ -128,10 +129,10 @@ impl Rules<'_> {
         Ok(members.collect())
     }
 
-    /// Returns whether some field is read from the member of this name.
-    fn uses_member(&self, name: &str) -> bool {
+    /// Returns whether a field of a user is read from the member with this name.
+    fn uses_member(&self, member: &str) -> bool {
         let mut paths = self.paths.values().flatten();
-        paths.any(|path| path == name || path.split('.').next() == Some(name))
+        paths.any(|path| path == member || path.split('.').next() == Some(member))
     }
 
     /// Checks a record, and hashes its clear password, which blocks for the work of a hash. The error is the problem of

@@ -51,8 +51,8 @@ pub struct PageRequest {
 /// The most users on a page, unless the setting `MAX_PER_PAGE` says otherwise.
 pub const MAX_USERS: u32 = 1000;
 
-/// Returns the bytes of memory that making a page takes: `user_bytes` for each user, and some for the members around
-/// them.
+/// Returns the bytes of memory that making a page takes: `user_bytes` for each user, and some for the rest of the
+/// answer.
 pub fn memory_bytes(users: usize, user_bytes: usize) -> usize {
     const PAGE_OVERHEAD_BYTES: usize = 64 << 10;
     user_bytes.saturating_mul(users).saturating_add(PAGE_OVERHEAD_BYTES)

@@ -22,7 +22,7 @@ pub const MIN_PASSWORD_CHARS: usize = 8;
 pub const USUAL_USER_BYTES: usize = 1 << 10;
 
 /// Bytes of the longest JSON of a user: each character of the texts may take six bytes (`\u0001`), and all else takes
-/// 134. The bound has no slack: `fields::the_largest_user` fails if it leaves a member out.
+/// 134. The test `fields::the_largest_user` fails if this number leaves a member out.
 pub const MAX_USER_BYTES: usize = 6 * (MAX_NAME_CHARS + MAX_EMAIL_CHARS) + 134;
 
 /// Names of a user's fields in answers, exports and imports.

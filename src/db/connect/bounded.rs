@@ -61,8 +61,8 @@ impl UnansweredConnects {
     }
 }
 
-/// Executes work on a new thread, and waits for its result at most `max_time`. If that is over, `unanswered` counts the thread until
-/// the work ends.
+/// Executes work on a new thread, and waits for its result at most `max_time`. If the work takes longer, `unanswered`
+/// counts the thread until the work ends.
 pub fn run_within<T: Send + 'static>(
     max_time: Duration,
     unanswered: &Arc<AtomicU32>,
@@ -82,10 +82,12 @@ pub fn run_within<T: Send + 'static>(
     })
 }
 
-/// Executes `connect`, and returns an error if the system lacks descriptors or memory for it. `postgres` panics then, which standard
-/// error would show: so this looks for free descriptors first, and catches the panic if another thread has taken them since.
+/// Executes `connect`. Returns an error if the system lacks descriptors or memory for `connect`. The crate `postgres`
+/// panics in this case, and a panic writes to standard error. Therefore looks for free descriptors first, and catches
+/// the panic if another thread has taken the descriptors since.
 fn without_panic<T>(connect: impl FnOnce() -> T) -> io::Result<T> {
-    // Opens pairs of sockets to count free descriptors. A file would do, but a jail may have none, not even `/dev/null`.
+    // Opens pairs of sockets to see whether enough descriptors are free. Files would show this, too, but a jail may
+    // have no file, not even `/dev/null`.
     let free: io::Result<Vec<_>> = (0..DESCRIPTORS_PER_CONNECT / 2).map(|_| UnixStream::pair()).collect();
     drop(free?);
     catch_unwind(AssertUnwindSafe(connect))

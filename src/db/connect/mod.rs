@@ -36,7 +36,7 @@ pub struct DbHosts {
     tls: Connector,
     config: Config,
     password: Password,
-    /// The knowledge about a pooler that may lend the sessions.
+    /// Says whether a pooler lends the sessions, as far as this process has found out.
     sessions: Mutex<Sessions>,
     /// The statement that has sessions use the schema of the tables. Empty until a start has found the schema.
     search_path: OnceLock<String>,

@@ -11,10 +11,10 @@ use std::{mem, sync::Arc};
 pub const POOLER_LENDS_SESSIONS: &str =
     "a pooler lends its sessions for one transaction each: userd serves as with DB_PREPARED=false";
 
-/// The knowledge about sessions: each belongs to userd alone, or a pooler lends it to other clients between two transactions.
+/// Says whether sessions belong to userd alone, or a pooler lends them to other clients between two transactions.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Sessions {
-    /// The first session will show it.
+    /// Not known yet: the first session will show whether sessions are lent.
     Unknown,
     /// Sessions are userd's own, as far as a look has shown, or because no look is wanted.
     Own,
@@ -25,7 +25,7 @@ pub enum Sessions {
 }
 
 impl Sessions {
-    /// Returns what the settings say about sessions.
+    /// Returns whether a pooler lends sessions, as far as the settings say.
     pub fn from_config(config: &Config) -> Sessions {
         match (config.db_prepared, config.find_pooler) {
             (false, _) => Sessions::SetLent,
@@ -65,7 +65,8 @@ impl DbHosts {
     /// Returns whether a pooler lends the session of a client: several server processes serve this client, or one of them also serves
     /// a second client. Blocks for up to two seconds. Returns false if that shows nothing, as with a pooler that has one session.
     pub fn is_lent(&self, mut client: Client) -> bool {
-        /// The number of looks: another program may have the server process during some of them.
+        /// How often the server processes are compared. A single look may show nothing, because another program may
+        /// have the server process at that moment.
         const MAX_LOOKS: usize = 8;
         let deadline = Instant::now() + MAX_CONNECT_TIME;
         let Ok(mut other) = self.open_session("", None, MAX_CONNECT_TIME) else { return false };

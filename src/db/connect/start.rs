@@ -32,7 +32,8 @@ impl DbHosts {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.open_session(LIFT_TIMEOUTS, None, left) {
                 Ok(client) if self.sessions() != Sessions::Unknown => return Ok(client),
-                // Looks for a pooler, and connects again: this session was not set up, as a pooler may lend it.
+                // Looks for a pooler in this session, and then connects again. This session has no settings, because a
+                // pooler may lend it, with its settings, to other clients.
                 Ok(client) => {
                     self.record_lent(self.is_lent(client));
                     // Extends the deadline, because the look for a pooler may have used up the time.
