@@ -24,7 +24,7 @@ pub struct Budget {
 struct Counts {
     held: AtomicUsize,
     /// Locked by the reservation that waits for memory; further reservations wait for this lock.
-    turn: Mutex<()>,
+    waiting_turn: Mutex<()>,
     /// Called while a reservation waits for memory: makes the frontend close connections.
     on_shortage: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
@@ -62,7 +62,7 @@ impl Budget {
         if self.counts.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok() {
             return Some(Reservation { budget: self.clone(), bytes });
         }
-        let _turn = self.counts.turn.try_lock_until(deadline)?;
+        let _turn = self.counts.waiting_turn.try_lock_until(deadline)?;
         let reservation = self.count(bytes);
         while self.held() > self.limit && Instant::now() < deadline {
             self.counts.on_shortage.get().inspect(|report| report());
@@ -85,7 +85,7 @@ impl Reservation {
     }
 
     /// Makes the reservation larger or smaller, even beyond the limit.
-    pub fn set(&mut self, bytes: usize) {
+    pub fn resize(&mut self, bytes: usize) {
         self.budget.counts.held.fetch_add(bytes.wrapping_sub(self.bytes), Ordering::Relaxed);
         self.bytes = bytes;
     }
@@ -93,7 +93,7 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.set(0);
+        self.resize(0);
     }
 }
 
@@ -109,7 +109,7 @@ mod tests {
         let budget = Budget::new(1000);
         let mut one = budget.count(1000);
         assert_eq!((one.bytes(), budget.held()), (1000, 1000));
-        one.set(500);
+        one.resize(500);
         assert_eq!((one.bytes(), budget.held()), (500, 500));
         drop(one);
         assert_eq!(budget.held(), 0);
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn a_reservation_that_fits_needs_no_turn() {
         let budget = Budget::new(1000);
-        let _turn = budget.counts.turn.lock();
+        let _turn = budget.counts.waiting_turn.lock();
         let fitting = budget.reserve(600, Instant::now());
         assert_eq!((fitting.map(|held| held.bytes()), budget.held()), (Some(600), 0));
         let _most = budget.count(600);
@@ -167,11 +167,11 @@ mod tests {
             for thread in 0..4_usize {
                 let budget = &budget;
                 scope.spawn(move || {
-                    for turn in 0..2000 {
-                        let mut held = budget.count((turn * 37 + thread) << 2);
-                        held.set(turn * 11);
+                    for waiting_turn in 0..2000 {
+                        let mut held = budget.count((waiting_turn * 37 + thread) << 2);
+                        held.resize(waiting_turn * 11);
                         drop(held);
-                        if turn % 64 == 0 {
+                        if waiting_turn % 64 == 0 {
                             drop(budget.reserve(300_000, Instant::now() + LONG));
                         }
                     }

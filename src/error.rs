@@ -8,12 +8,12 @@ use std::{borrow::Cow, fmt, io};
 use strum::{EnumMessage, IntoStaticStr, VariantNames};
 
 /// The message of a violation whose value has a NUL in it, which PostgreSQL cannot store.
-pub(crate) const HAS_NUL: &str = "must not contain NUL (U+0000)";
+pub(crate) const NUL_MESSAGE: &str = "must not contain NUL (U+0000)";
 
 /// The media types that a PATCH may have: the one of a merge patch (RFC 7396), and plain JSON.
 pub(crate) const ACCEPT_PATCH: &str = "application/merge-patch+json, application/json";
 
-const ADD_HOST: &str = "ALLOWED_HOSTS does not name this host: add its name, without a port, as in \
+const HOST_ADVICE: &str = "ALLOWED_HOSTS does not name this host: add its name, without a port, as in \
                         ALLOWED_HOSTS=users.example,www.example";
 
 /// A violation of a rule by a member of a body or a parameter of a query.
@@ -155,7 +155,7 @@ impl Error {
             Error::CrossOrigin => {
                 explained(403, "Cross-origin request refused", "ALLOWED_ORIGINS does not name this origin")
             }
-            Error::HostNotAllowed => explained(403, "Host not allowed", ADD_HOST),
+            Error::HostNotAllowed => explained(403, "Host not allowed", HOST_ADVICE),
             Error::AlreadyExists => fixed(409, "Already exists"),
             Error::KeyReused => fixed(422, "Idempotency-Key reused"),
             Error::Gone => fixed(410, "Gone"),

@@ -15,7 +15,7 @@ use crate::db::blocking::outside_of_runtimes;
 use crate::db::{Pool, connect::DbHosts, migrate::Migrations, probe::Prober};
 use crate::error::{Error, StartError};
 use crate::http::{Cors, Request, RequestId, Response, log_line};
-use crate::input::no_query;
+use crate::input::refuse_query;
 use crate::metrics::Metrics;
 use crate::operations::{Authenticate, Command, Create, Delete, Find, Lane, List, Operations, Update};
 use access::Access;
@@ -159,7 +159,7 @@ impl App {
             self.access.admit(request, callers, cors, token)?;
             // Allows a preflight any query: its target is the target of the request that the browser is about to send.
             if !matches!(endpoint, Endpoint::List | Endpoint::Page(_)) && !cors.is_preflight(request) {
-                no_query(request)?;
+                refuse_query(request)?;
             }
         }
         let operations = &self.operations;

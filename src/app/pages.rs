@@ -7,7 +7,7 @@ use crate::config::Schema;
 use crate::db::probe::Readiness;
 use crate::http::Response;
 use crate::input::validation;
-use crate::metrics::Text;
+use crate::metrics::MetricsText;
 use base64ct::{Base64, Encoding};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -46,7 +46,7 @@ fn find_unready_reason(app: &App, database: Option<&'static str>) -> Option<&'st
 
 /// Answers `/metrics` with all figures, as Prometheus reads them. Takes less than a millisecond.
 pub fn answer_metrics(app: &App) -> Response {
-    let mut text = Text::default();
+    let mut text = MetricsText::default();
     app.metrics.write(&mut text);
     let Readiness { reason, read_only, .. } = app.prober.readiness();
     let ready = u8::from(find_unready_reason(app, reason).is_none());

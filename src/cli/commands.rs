@@ -152,7 +152,7 @@ pub fn command() -> Command {
 
 /// Returns the version, the commit if the build knows one, and the machine.
 fn version() -> &'static str {
-    let [(_, version), (_, commit), (_, machine)] = crate::metrics::build();
+    let [(_, version), (_, commit), (_, machine)] = crate::metrics::build_labels();
     let separator = if commit.is_empty() { "" } else { ", " };
     format!("{version} ({commit}{separator}{machine})").leak()
 }

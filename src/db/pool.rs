@@ -5,7 +5,7 @@ use super::connect::{ConnectError, DbHosts, POOLER_LENDS_SESSIONS};
 use super::session::{Param, Session};
 use super::settings;
 use super::sqlstate::{Consequence, Failure};
-use crate::{config::Config, error::Error, metrics::Text};
+use crate::{config::Config, error::Error, metrics::MetricsText};
 use parking_lot::Mutex;
 use postgres::Row;
 use r2d2::{ManageConnection, NopErrorHandler, PooledConnection};
@@ -129,7 +129,7 @@ impl Pool {
     }
 
     /// Writes the figures of the sessions. `lock_retries` is how often a statement that met a lock was executed again.
-    pub fn write_figures(&self, text: &mut Text, lock_retries: u64) {
+    pub fn write_figures(&self, text: &mut MetricsText, lock_retries: u64) {
         let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let r2d2::State { connections: open, idle_connections: idle, .. } = self.sessions().state();
         let help = "Sessions of the database that are open, by state.";

@@ -29,7 +29,7 @@ pub struct Listener {
     /// The path and the inode of the file of a Unix socket that was bound here.
     file: Option<(PathBuf, u64)>,
     /// True if a supervisor has passed the sockets: it goes on listening when this process stops.
-    is_passed: bool,
+    is_inherited: bool,
 }
 
 impl Listener {
@@ -60,7 +60,7 @@ impl Listener {
     pub fn listen(&self) -> Result<(), StartError> {
         let result = |socket: &Socket| match self.file {
             Some(_) if !self.has_file() => Err(ErrorKind::AddrInUse.into()),
-            _ if self.is_passed => Ok(()),
+            _ if self.is_inherited => Ok(()),
             _ => socket.listen(BACKLOG),
         };
         self.sockets.iter().try_for_each(|socket| {
@@ -119,7 +119,7 @@ impl Listener {
         self.file.as_ref().is_some_and(is_own)
     }
 
-    fn new(sockets: Vec<Socket>, file: Option<(PathBuf, u64)>, is_passed: bool) -> io::Result<Listener> {
+    fn new(sockets: Vec<Socket>, file: Option<(PathBuf, u64)>, is_inherited: bool) -> io::Result<Listener> {
         for socket in &sockets {
             socket.set_nonblocking(true)?;
             let address = socket.local_addr()?;
@@ -131,7 +131,7 @@ impl Listener {
                 return Err(io::Error::other("neither a TCP nor a Unix socket"));
             }
         }
-        Ok(Listener { sockets, file, is_passed })
+        Ok(Listener { sockets, file, is_inherited })
     }
 }
 
@@ -239,7 +239,7 @@ impl Drop for Listener {
         if let Some((path, _)) = self.file.as_ref().filter(|_| self.has_file()) {
             let _ = fs::remove_file(path);
         }
-        if !self.is_passed {
+        if !self.is_inherited {
             // Shuts the socket down before it is closed. A process that another thread is starting holds a copy of the
             // socket until it runs its program, and would keep the port taken.
             for socket in &self.sockets {

@@ -22,7 +22,7 @@ impl Peer {
     }
 
     /// Returns the client of a request: the client that a trusted proxy has `named`, else the peer of the connection.
-    pub fn speaking_for(self, named: Option<IpAddr>) -> Peer {
+    pub fn client_of_request(self, named: Option<IpAddr>) -> Peer {
         Peer { address: named.filter(|_| self.trusted).or(self.address), trusted: false }
     }
 

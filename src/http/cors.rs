@@ -7,7 +7,7 @@ use super::{Method, Request, Response, is_token};
 use std::sync::Arc;
 
 /// The fields of an answer that a page may read, beside the fields that need no permission.
-const ANSWER_FIELDS: &str = "ETag, Link, Location, Retry-After, X-Request-Id, Idempotency-Replayed";
+const READABLE_FIELDS: &str = "ETag, Link, Location, Retry-After, X-Request-Id, Idempotency-Replayed";
 /// The seconds for which a browser need not ask again. Chromium keeps no more.
 const MAX_AGE_SECONDS: &str = "7200";
 /// The field by which a preflight names the fields that the page is about to send.
@@ -80,7 +80,7 @@ impl Cors {
         response.headers.push(("Vary", vary.into()));
         if let Cors::Allowed(origin) = self {
             response.headers.push(("Access-Control-Allow-Origin", origin.to_string().into()));
-            response.headers.push(("Access-Control-Expose-Headers", ANSWER_FIELDS.into()));
+            response.headers.push(("Access-Control-Expose-Headers", READABLE_FIELDS.into()));
         }
     }
 }
@@ -120,7 +120,7 @@ mod tests {
             assert_eq!(added("https://app.example", Method::Options, fields), "Vary: Origin", "{fields:?}");
         }
         let readable = |origin: &str| {
-            format!("Access-Control-Allow-Origin: {origin}; Access-Control-Expose-Headers: {ANSWER_FIELDS}")
+            format!("Access-Control-Allow-Origin: {origin}; Access-Control-Expose-Headers: {READABLE_FIELDS}")
         };
         let found = added("https://app.example", Method::Get, &[("Host", "a"), ORIGIN, (ASKED_FIELDS, "a")]);
         assert_eq!(found, format!("Vary: Origin; {}", readable("https://app.example")));

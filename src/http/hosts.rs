@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 /// The last labels of names that no stranger can register, beside `home.arpa`. The log and docs/security.md have the
 /// same list.
-const RESERVED: [&str; 5] = ["localhost", "local", "internal", "test", "svc"];
+const RESERVED_LABELS: [&str; 5] = ["localhost", "local", "internal", "test", "svc"];
 
 /// Returns true if no stranger can own the name in `host` or `host:port`, whatever its case: an IP address, a name
 /// without a dot, a name under a reserved one. A page of another site has a name of its own, which then resolves to
@@ -23,7 +23,7 @@ pub fn is_local(authority: &str) -> bool {
         None => !name.is_empty() && !name.contains('%'),
         Some(_) if last.bytes().all(|byte| byte.is_ascii_digit()) => name.parse::<Ipv4Addr>().is_ok(),
         Some(before) => {
-            RESERVED.iter().any(|reserved| is(last, reserved)) || (is(last, "arpa") && is(before, "home"))
+            RESERVED_LABELS.iter().any(|label| is(last, label)) || (is(last, "arpa") && is(before, "home"))
         }
     }
 }

@@ -25,7 +25,7 @@ impl RequestId {
 
     /// Accepts the id that a client sent, if it has 1 to 128 characters of `[A-Za-z0-9._~+/=:-]`. Such an id can
     /// neither end a line of the log nor look like another field of it.
-    pub fn given(value: &[u8]) -> Option<RequestId> {
+    pub fn from_client(value: &[u8]) -> Option<RequestId> {
         let allowed = |byte: &u8| byte.is_ascii_alphanumeric() || b"._~+/=:-".contains(byte);
         if value.is_empty() || value.len() > MAX_ID_BYTES || !value.iter().all(allowed) {
             return None;
@@ -60,13 +60,13 @@ mod tests {
     fn what_is_taken_over() {
         let longest = "x".repeat(128);
         for text in ["a", "0193b6a0-9c4f-7000-8000-01d2c3b4a596", "A.z_~+/=:-9", &longest] {
-            assert_eq!(RequestId::given(text.as_bytes()).unwrap().to_string(), text);
+            assert_eq!(RequestId::from_client(text.as_bytes()).unwrap().to_string(), text);
         }
         for text in ["", " ", "a b", "a,b", "a\"b", "{a}", "é", "a\tb", "a;b", "a%20", &format!("{longest}x")]
         {
-            assert_eq!(RequestId::given(text.as_bytes()), None, "{text}");
+            assert_eq!(RequestId::from_client(text.as_bytes()), None, "{text}");
         }
-        assert_eq!(RequestId::given(b"\xff"), None);
+        assert_eq!(RequestId::from_client(b"\xff"), None);
     }
 
     #[test]
@@ -76,7 +76,7 @@ mod tests {
         assert_eq!(made.iter().collect::<HashSet<_>>().len(), made.len());
         for text in &made {
             assert_eq!(Uuid::parse_str(text).unwrap().get_version_num(), 7, "{text}");
-            assert!(RequestId::given(text.as_bytes()).is_some(), "the next service takes it over");
+            assert!(RequestId::from_client(text.as_bytes()).is_some(), "the next service takes it over");
         }
     }
 }

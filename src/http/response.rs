@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use std::{borrow::Cow, fmt, time::SystemTime};
 
 /// The bytes that a body of one user, or a head, usually takes at most.
-const USUAL_BYTES: usize = 512;
+const USUAL_ANSWER_BYTES: usize = 512;
 
 /// The bytes of the longest body that is copied behind its head. A longer body is moved instead, because its memory
 /// counts.
@@ -50,7 +50,7 @@ impl fmt::Debug for Response {
 impl Response {
     /// Returns an answer whose body is one line of JSON.
     pub(crate) fn json(status: u16, value: &impl Serialize) -> Response {
-        let mut body = Vec::with_capacity(USUAL_BYTES);
+        let mut body = Vec::with_capacity(USUAL_ANSWER_BYTES);
         serde_json::to_writer(&mut body, value).expect("our own types have string keys only");
         body.push(b'\n');
         if body.len() > MAX_COPIED_BYTES {
@@ -91,7 +91,7 @@ impl Response {
     /// Returns the bytes on the wire, as the answer to the request of that id. `head_only` leaves the body out but
     /// keeps its length, as HEAD requires.
     pub(crate) fn into_bytes(self, persistence: Persistence, head_only: bool, id: &RequestId) -> Vec<u8> {
-        let mut head = Vec::with_capacity(USUAL_BYTES + self.body.len().min(MAX_COPIED_BYTES));
+        let mut head = Vec::with_capacity(USUAL_ANSWER_BYTES + self.body.len().min(MAX_COPIED_BYTES));
         self.write_head(persistence, id, &mut head).expect("a Vec takes all");
         if head_only || self.body.len() <= MAX_COPIED_BYTES {
             head.extend_from_slice(if head_only { &[] } else { &self.body });
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn rendering() {
-        let id = RequestId::given(b"an-id").unwrap();
+        let id = RequestId::from_client(b"an-id").unwrap();
         let response = Response::json(200, &serde_json::json!({"a": 1}));
         let text =
             String::from_utf8(response.clone().into_bytes(Persistence::KeepAlive(59), false, &id)).unwrap();

@@ -1,6 +1,6 @@
 //! The body: its media type, its coding, and the JSON object in it.
 
-use super::validation::object;
+use super::validation::parse_object;
 use crate::error::{ACCEPT_PATCH, Error};
 use crate::http::Request;
 use crate::users::email;
@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 /// Parses the body of a request, a JSON object, and brings the e-mail address in it into NFC. Refuses a content coding
 /// and an upload (`multipart/…`). Accepts the media type of a form, because curl sends it by default. `patch`: the
 /// request is a PATCH, for which only the media types of a merge patch are accepted.
-pub fn body(request: &Request, patch: bool) -> Result<Map<String, Value>, Error> {
+pub fn parse_body(request: &Request, patch: bool) -> Result<Map<String, Value>, Error> {
     const CURL_DEFAULT_TYPE: &str = "application/x-www-form-urlencoded";
     let mut codings = request.header_values("content-encoding").flat_map(|csv| csv.split(',')).map(str::trim);
     let coded = codings.any(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case("identity"));
@@ -25,7 +25,7 @@ pub fn body(request: &Request, patch: bool) -> Result<Map<String, Value>, Error>
     if !is_accepted || coded {
         return Err(Error::UnsupportedMediaType { patch, coded });
     }
-    let mut fields = object(&request.body)?;
+    let mut fields = parse_object(&request.body)?;
     email::normalize_email(&mut fields);
     Ok(fields)
 }

@@ -24,7 +24,7 @@ fn parse_tag(text: &str) -> Option<Revision> {
 
 /// Parses the fields `If-Match` and `If-None-Match` of a request, if it has them. [`Error::BadRequest`] if one of them
 /// is no list of entity tags.
-pub fn condition(request: &Request) -> Result<Condition, Error> {
+pub fn parse_condition(request: &Request) -> Result<Condition, Error> {
     let Condition { only, except } = Condition::default();
     // Lets weak tags match no state in If-Match; in If-None-Match they match as strong ones do (RFC 9110, 13.1).
     let only = parse_fields(request, "if-match", false, only)
@@ -137,7 +137,7 @@ mod tests {
             for (name, value) in fields {
                 request = request.with(*name, *value);
             }
-            condition(&request)
+            parse_condition(&request)
         };
         let (one, two) = (at(1, 0), at(2, 10));
         // Each row has the fields, and the statuses of a read of the first and the second state.

@@ -7,7 +7,7 @@ mod key;
 mod query;
 pub mod validation;
 
-pub use body::body;
-pub use conditions::{condition, etag};
+pub use body::parse_body;
+pub use conditions::{etag, parse_condition};
 pub use key::idempotency_key;
-pub use query::{list_request, no_query};
+pub use query::{parse_list_request, refuse_query};

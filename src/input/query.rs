@@ -1,6 +1,6 @@
 //! The query string: the parameters of lists, and the refusal of all others.
 
-use crate::error::{Error, HAS_NUL, Violation};
+use crate::error::{Error, NUL_MESSAGE, Violation};
 use crate::http::{Request, percent_decode};
 use crate::users::email;
 use crate::users::page::{ListRequest, PageRequest, Selection};
@@ -11,7 +11,7 @@ use percent_encoding::percent_decode_str;
 const LIST_PARAMETERS: [&str; 7] = ["page", "perPage", "order", "email", "emailPrefix", "after", "id"];
 
 /// Each parameter with the parameters that it cannot be combined with.
-const EXCLUDED: [(&str, &[&str]); 4] = [
+const EXCLUSIVE_PARAMETERS: [(&str, &[&str]); 4] = [
     ("order", &["email"]),
     ("after", &["page", "email", "order"]),
     ("emailPrefix", &["page", "email", "order", "after"]),
@@ -19,11 +19,11 @@ const EXCLUDED: [(&str, &[&str]); 4] = [
 ];
 
 /// The message about a value of `id` that no user can have.
-const NO_ID: &str = "must be an id, one for each parameter, as in id=3&id=5: digits, without a zero in front, up to 9223372036854775807";
+const NOT_AN_ID: &str = "must be an id, one for each parameter, as in id=3&id=5: digits, without a zero in front, up to 9223372036854775807";
 
 /// The most unknown parameters that a refusal names, and the most characters of each: a query of thousands is not
 /// repeated.
-const MAX_NAMED: usize = 10;
+const MAX_NAMES: usize = 10;
 const MAX_NAME_CHARS: usize = 64;
 
 /// Parses the query of `GET /users`, or returns [`Error::InvalidQuery`]. There are four kinds of lists:
@@ -34,7 +34,7 @@ const MAX_NAME_CHARS: usize = 64;
 /// - `id` alone, up to `max_per_page` times
 ///
 /// Each parameter but `id` may be there once, and no other parameter may be there.
-pub fn list_request(request: &Request, max_per_page: u32) -> Result<ListRequest, Error> {
+pub fn parse_list_request(request: &Request, max_per_page: u32) -> Result<ListRequest, Error> {
     let mut query = Query::new(request);
     let page = query.number("page", 1, i64::MAX);
     let per_page = query.number("perPage", 1, max_per_page.into());
@@ -46,13 +46,13 @@ pub fn list_request(request: &Request, max_per_page: u32) -> Result<ListRequest,
     let (email, prefix) = (query.address("email"), query.address("emailPrefix"));
     let after = query.number("after", 0, i64::MAX);
     let ids = query.ids("id", max_per_page);
-    for (name, others) in EXCLUDED {
+    for (name, others) in EXCLUSIVE_PARAMETERS {
         if query.is_given(name) && others.iter().any(|other| query.is_given(other)) {
             let message = format!("cannot be given together with {}", others.join(" or "));
             query.refuse(name, "not", message);
         }
     }
-    query.end(&LIST_PARAMETERS)?;
+    query.refuse_unknown(&LIST_PARAMETERS)?;
     let named = (!ids.is_empty()).then_some(ids.len() as u32);
     let per_page = per_page.map_or(15.min(max_per_page), |number| number as u32);
     let per_page = named.unwrap_or(per_page);
@@ -64,14 +64,14 @@ pub fn list_request(request: &Request, max_per_page: u32) -> Result<ListRequest,
 }
 
 /// Returns [`Error::InvalidQuery`] if there is any parameter.
-pub fn no_query(request: &Request) -> Result<(), Error> {
-    Query::new(request).end(&[])
+pub fn refuse_query(request: &Request) -> Result<(), Error> {
+    Query::new(request).refuse_unknown(&[])
 }
 
 /// The parameters of a query string, and the violations in it.
 struct Query<'a> {
     /// The names, decoded as in a form, and the values as they were sent.
-    given: Vec<(String, &'a str)>,
+    parameters: Vec<(String, &'a str)>,
     violations: Vec<Violation>,
 }
 
@@ -82,8 +82,8 @@ impl<'a> Query<'a> {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             (percent_decode_str(&name.replace('+', " ")).decode_utf8_lossy().into_owned(), value)
         };
-        let given = query.split('&').filter(|pair| !pair.is_empty()).map(pair).collect();
-        Query { given, violations: Vec::new() }
+        let parameters = query.split('&').filter(|pair| !pair.is_empty()).map(pair).collect();
+        Query { parameters, violations: Vec::new() }
     }
 
     fn refuse(&mut self, name: &str, keyword: &str, message: impl Into<String>) {
@@ -93,12 +93,12 @@ impl<'a> Query<'a> {
     }
 
     fn is_given(&self, name: &str) -> bool {
-        self.given.iter().any(|(given, _)| given == name)
+        self.parameters.iter().any(|(given, _)| given == name)
     }
 
     /// Returns the value of a parameter as it was sent. Refuses a parameter that is given more than once.
     fn value(&mut self, name: &str) -> Option<&'a str> {
-        let mut values = self.given.iter().filter(|(given, _)| given == name);
+        let mut values = self.parameters.iter().filter(|(given, _)| given == name);
         let (_, value) = values.next()?;
         if values.next().is_some() {
             self.refuse(name, "maxItems", "must be given once");
@@ -109,12 +109,12 @@ impl<'a> Query<'a> {
 
     /// Parses the values of a parameter as ids. Refuses a parameter that is given more than `max` times.
     fn ids(&mut self, name: &str, max: u32) -> Vec<i64> {
-        let given = self.given.iter().filter(|(given, _)| given == name);
+        let given = self.parameters.iter().filter(|(given, _)| given == name);
         let ids: Vec<_> = given.map(|(_, value)| parse_id(&percent_decode(value)?)).collect();
         if ids.len() > max as usize {
             self.refuse(name, "maxItems", format!("must be given at most {max} times"));
         } else if ids.contains(&None) {
-            self.refuse(name, "pattern", NO_ID);
+            self.refuse(name, "pattern", NOT_AN_ID);
         }
         ids.into_iter().flatten().collect()
     }
@@ -141,7 +141,7 @@ impl<'a> Query<'a> {
         let (keyword, message) = match percent_decode(self.value(name)?) {
             None => ("format", "must be UTF-8, percent-encoded"),
             Some(text) if text.is_empty() => ("minLength", "must not be empty"),
-            Some(text) if text.contains('\0') => ("pattern", HAS_NUL),
+            Some(text) if text.contains('\0') => ("pattern", NUL_MESSAGE),
             Some(text) => return Some(email::to_nfc(&text)),
         };
         self.refuse(name, keyword, message);
@@ -150,9 +150,9 @@ impl<'a> Query<'a> {
 
     /// Refuses parameters that are not `known`. Names them without their values, as one may be a token. Returns
     /// [`Error::InvalidQuery`] with all refusals of the query.
-    fn end(mut self, known: &[&str]) -> Result<(), Error> {
-        let names = self.given.iter().map(|(name, _)| name.clone());
-        let unknown: Vec<_> = names.filter(|name| !known.contains(&name.as_str())).take(MAX_NAMED).collect();
+    fn refuse_unknown(mut self, known: &[&str]) -> Result<(), Error> {
+        let names = self.parameters.iter().map(|(name, _)| name.clone());
+        let unknown: Vec<_> = names.filter(|name| !known.contains(&name.as_str())).take(MAX_NAMES).collect();
         for name in unknown {
             let meant = known.iter().find(|known| known.eq_ignore_ascii_case(&name));
             let served = match (meant, known.split_last()) {
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     fn parse(query: &str) -> Result<ListRequest, Error> {
-        list_request(&Request::get(format!("/users?{query}")), 1000)
+        parse_list_request(&Request::get(format!("/users?{query}")), 1000)
     }
 
     /// Returns the path and the keyword of each violation.
@@ -311,15 +311,15 @@ mod tests {
     #[test]
     fn routes_without_parameters() {
         for target in ["/users/1", "/users/1?", "/users/1?&&"] {
-            assert!(no_query(&Request::get(target)).is_ok(), "{target}");
+            assert!(refuse_query(&Request::get(target)).is_ok(), "{target}");
         }
         for target in ["/users/1?page=1", "/users/1?=", "/users/1?x&y"] {
-            assert!(no_query(&Request::get(target)).is_err(), "{target}");
+            assert!(refuse_query(&Request::get(target)).is_err(), "{target}");
         }
         let many = format!("/users/1?{}", "a&".repeat(3000));
-        match no_query(&Request::get(many)) {
+        match refuse_query(&Request::get(many)) {
             Err(Error::InvalidQuery(violations)) => {
-                assert_eq!(violations.len(), MAX_NAMED);
+                assert_eq!(violations.len(), MAX_NAMES);
                 assert_eq!(violations[0].message, "is not a parameter here; there is none");
             }
             other => panic!("{other:?}"),

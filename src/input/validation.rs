@@ -3,7 +3,7 @@
 //! The setting `VALIDATION` decides with which of two errors a bad body is refused.
 
 use crate::config::{self, Schema};
-use crate::error::{Error, HAS_NUL, Violation};
+use crate::error::{Error, NUL_MESSAGE, Violation};
 use crate::users::email;
 use jsonschema::{ValidationError, Validator, error::ValidationErrorKind};
 use serde_json::{Map, Value};
@@ -97,7 +97,7 @@ impl BodySchema {
 }
 
 /// Parses the body as a JSON object, without its byte order mark if it has one. Of duplicate keys the last one counts.
-pub fn object(body: &[u8]) -> Result<Map<String, Value>, Error> {
+pub fn parse_object(body: &[u8]) -> Result<Map<String, Value>, Error> {
     let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
     let problem = match serde_json::from_slice(body) {
         Ok(Value::Object(map)) => return Ok(map),
@@ -146,7 +146,7 @@ fn to_violation(error: ValidationError<'_>) -> Violation {
             (format!("{path}/{name}"), "is required".to_owned())
         }
         ValidationErrorKind::Pattern { pattern } if pattern == PATTERN_WITHOUT_NUL => {
-            (path.to_owned(), HAS_NUL.to_owned())
+            (path.to_owned(), NUL_MESSAGE.to_owned())
         }
         // Masks the value, which may be a password.
         _ => (path.to_owned(), error.masked().to_string()),
@@ -161,7 +161,7 @@ mod tests {
 
     fn violations(schema: Schema, body: Value) -> Vec<String> {
         let validation = BodySchemas::new(schema, config::Validation::Declarative);
-        let body = object(body.to_string().as_bytes()).unwrap();
+        let body = parse_object(body.to_string().as_bytes()).unwrap();
         match validation.create.validate(body) {
             Ok(_) => vec![],
             Err(Error::Invalid(violations)) => {
@@ -272,7 +272,7 @@ mod tests {
             let mut schema = schema_file("authenticate.json", Schema::Basic).unwrap();
             schema["properties"] = fields.clone();
             let schema = BodySchema::new(schema, config::Validation::Declarative);
-            let body = object(body.to_string().as_bytes()).unwrap();
+            let body = parse_object(body.to_string().as_bytes()).unwrap();
             match schema.validate(body) {
                 Err(Error::Invalid(violations)) => violations.into_iter().next().unwrap(),
                 other => panic!("{other:?}"),
@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn mistakes_that_are_often_made_are_told() {
-        let message = |body: &str| match object(body.as_bytes()) {
+        let message = |body: &str| match parse_object(body.as_bytes()) {
             Err(Error::InvalidJson(message)) => message,
             other => panic!("{other:?}"),
         };
@@ -323,7 +323,7 @@ mod tests {
         assert!(!message("=x").contains("form") && !message("{=").contains("form"));
         assert!(message("'{\"name\":\"Ada\"}'").contains("single quote"));
         assert_eq!(message("\u{feff}"), "the body is empty");
-        let bytes = |body: &[u8]| object(body).unwrap_err().answer().value()["message"].clone();
+        let bytes = |body: &[u8]| parse_object(body).unwrap_err().answer().value()["message"].clone();
         for utf16 in [&b"\xff\xfe{\0}\0"[..], b"\xfe\xff\0{\0}", b"{\0}\0", b"\0{\0}"] {
             assert_eq!(bytes(utf16), "the body is UTF-16; send it as UTF-8");
         }
@@ -337,12 +337,12 @@ mod tests {
     fn bodies_that_are_no_objects() {
         for body in ["", " ", "{", "[]", "1", "null", "\"x\"", "{\"a\":1}x", "{'a':1}", "\u{feff}\u{feff}{}"]
         {
-            assert!(matches!(object(body.as_bytes()), Err(Error::InvalidJson(_))), "{body}");
+            assert!(matches!(parse_object(body.as_bytes()), Err(Error::InvalidJson(_))), "{body}");
         }
-        assert!(object(b"{\"name\":\"\xff\"}").is_err());
-        assert!(object("[".repeat(100_000).as_bytes()).is_err());
-        assert!(object("\u{feff}{}".as_bytes()).unwrap().is_empty());
-        let last = object(br#"{"name":"a","name":"b"}"#).unwrap();
+        assert!(parse_object(b"{\"name\":\"\xff\"}").is_err());
+        assert!(parse_object("[".repeat(100_000).as_bytes()).is_err());
+        assert!(parse_object("\u{feff}{}".as_bytes()).unwrap().is_empty());
+        let last = parse_object(br#"{"name":"a","name":"b"}"#).unwrap();
         assert_eq!(last["name"], "b");
     }
 }

@@ -6,7 +6,7 @@
 mod process;
 mod text;
 
-pub use text::Text;
+pub use text::MetricsText;
 
 use crate::{error::BusyReason, http::Method};
 use parking_lot::Mutex;
@@ -18,11 +18,11 @@ use std::time::Duration;
 use strum::VariantNames;
 
 /// The upper ends of the buckets of durations, in seconds.
-const DURATION_ENDS: [f64; 14] =
+const DURATION_BUCKETS: [f64; 14] =
     [0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
 
 /// The upper ends of the buckets of batches, in commands.
-const BATCH_SIZE_ENDS: [f64; 7] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0];
+const BATCH_BUCKETS: [f64; 7] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0];
 
 /// The labels of requests that are refused before they are complete, by the status of the answer.
 const REFUSAL_LABELS: [(u16, &str); 8] = [
@@ -38,7 +38,7 @@ const REFUSAL_LABELS: [(u16, &str); 8] = [
 
 /// Returns the labels of `userd_build_info`, which `userd --version` prints. The commit is empty unless the build was given
 /// one, as `packaging/build` does.
-pub fn build() -> [(&'static str, String); 3] {
+pub fn build_labels() -> [(&'static str, String); 3] {
     let commit = option_env!("USERD_COMMIT").unwrap_or_default();
     let machine = format!("{}-{}", consts::ARCH, consts::OS);
     [("version", env!("CARGO_PKG_VERSION").into()), ("commit", commit.into()), ("machine", machine)]
@@ -55,21 +55,21 @@ pub struct Metrics {
     /// The sizes of batches, with the label of their lane.
     batches: Vec<(&'static str, Mutex<Histogram>)>,
     /// Connections that were accepted.
-    pub accepted: AtomicU64,
+    pub connections: AtomicU64,
     /// Commands that met a lock and were retried.
     pub lock_retries: AtomicU64,
     /// Writes the figures of other modules at each scrape.
-    pub source: OnceLock<Source>,
+    pub write_others: OnceLock<MetricsWriter>,
 }
 
 /// Function that writes figures. It must not block.
-pub type Source = Box<dyn Fn(&mut Text) + Send + Sync>;
+pub type MetricsWriter = Box<dyn Fn(&mut MetricsText) + Send + Sync>;
 
 /// The number of values in each bucket, and their sum. The last bucket has the values above the last end. A histogram
-/// with fewer ends than [`DURATION_ENDS`] leaves buckets unused.
+/// with fewer ends than [`DURATION_BUCKETS`] leaves buckets unused.
 #[derive(Default)]
 struct Histogram {
-    buckets: [u64; DURATION_ENDS.len() + 1],
+    buckets: [u64; DURATION_BUCKETS.len() + 1],
     sum: f64,
 }
 
@@ -89,9 +89,9 @@ impl Metrics {
             durations: Mutex::default(),
             refusals: Mutex::new(labels.map(|label| (*label, 0)).collect()),
             batches: lanes.iter().map(|lane| (*lane, Mutex::default())).collect(),
-            accepted: AtomicU64::default(),
+            connections: AtomicU64::default(),
             lock_retries: AtomicU64::default(),
-            source: OnceLock::new(),
+            write_others: OnceLock::new(),
         }
     }
 
@@ -99,7 +99,7 @@ impl Metrics {
     pub fn count_request(&self, method: Method, route: &'static str, status: u16, duration: Duration) {
         *self.requests.lock().entry((method.name(), route, status)).or_default() += 1;
         let mut durations = self.durations.lock();
-        durations.entry((method.name(), route)).or_default().add(duration.as_secs_f64(), &DURATION_ENDS);
+        durations.entry((method.name(), route)).or_default().add(duration.as_secs_f64(), &DURATION_BUCKETS);
     }
 
     /// Counts a request that was refused before its route was known.
@@ -117,13 +117,13 @@ impl Metrics {
 
     /// Counts a batch that was executed, and its number of commands.
     pub fn count_batch(&self, lane: usize, commands: usize) {
-        self.batches[lane].1.lock().add(commands as f64, &BATCH_SIZE_ENDS);
+        self.batches[lane].1.lock().add(commands as f64, &BATCH_BUCKETS);
     }
 
     /// Writes all figures of the service and of its process.
-    pub fn write(&self, text: &mut Text) {
+    pub fn write(&self, text: &mut MetricsText) {
         text.family("userd_build_info", "gauge", "The version of the service, its commit and the machine.");
-        text.value(&build().each_ref().map(|(label, value)| (*label, &**value)), 1);
+        text.value(&build_labels().each_ref().map(|(label, value)| (*label, &**value)), 1);
         text.family("userd_http_requests_total", "counter", "Answers, by method, route and status.");
         for ((method, route, status), count) in self.requests.lock().iter() {
             let labels = [("method", *method), ("route", route), ("status", &status.to_string())];
@@ -132,19 +132,19 @@ impl Metrics {
         let help = "Time from a whole request to its answer, by method and route.";
         text.family("userd_http_request_duration_seconds", "histogram", help);
         for ((method, route), durations) in self.durations.lock().iter() {
-            text.histogram(&[("method", method), ("route", route)], &DURATION_ENDS, durations);
+            text.histogram(&[("method", method), ("route", route)], &DURATION_BUCKETS, durations);
         }
         text.family("userd_http_refusals_total", "counter", "Requests refused unqueued, by reason.");
         for (label, count) in self.refusals.lock().iter() {
             text.value(&[("reason", label)], count);
         }
         let help = "Connections of clients accepted.";
-        text.counter("userd_http_connections_accepted_total", help, self.accepted.load(Ordering::Relaxed));
+        text.counter("userd_http_connections_accepted_total", help, self.connections.load(Ordering::Relaxed));
         text.family("userd_batch_size", "histogram", "Commands executed as one batch, by lane.");
         for (lane, batches) in &self.batches {
-            text.histogram(&[("lane", lane)], &BATCH_SIZE_ENDS, &batches.lock());
+            text.histogram(&[("lane", lane)], &BATCH_BUCKETS, &batches.lock());
         }
-        self.source.get().inspect(|source| source(text));
+        self.write_others.get().inspect(|source| source(text));
         process::write(text);
     }
 }
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     fn text(metrics: &Metrics) -> String {
-        let mut text = Text::default();
+        let mut text = MetricsText::default();
         metrics.write(&mut text);
         text.written
     }

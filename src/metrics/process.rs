@@ -1,7 +1,7 @@
 //! The figures of the process that every client library of Prometheus has, read from Linux's /proc. A figure is left
 //! out if /proc lacks it.
 
-use super::Text;
+use super::MetricsText;
 use nix::sys::resource::{Resource, getrlimit};
 use nix::time::{ClockId, clock_gettime};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -11,7 +11,7 @@ use std::{fs, sync::OnceLock};
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// Writes the figures of the process, read at this moment.
-pub fn write(text: &mut Text) {
+pub fn write(text: &mut MetricsText) {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     if let Some(size) = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()) {

@@ -5,13 +5,13 @@ use std::fmt::Display;
 
 /// The text of a scrape while it is written. A value belongs to the family that was begun last.
 #[derive(Default)]
-pub struct Text {
+pub struct MetricsText {
     /// The text that was written so far.
     pub written: String,
     family: &'static str,
 }
 
-impl Text {
+impl MetricsText {
     /// Begins a family of this kind: a `counter`, which only grows until the process ends, a `gauge` or a `histogram`.
     /// `help` is one line.
     pub fn family(&mut self, name: &'static str, kind: &str, help: &str) {

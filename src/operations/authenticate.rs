@@ -6,7 +6,7 @@ use super::{Lane, Operations, Outcome, Step};
 use crate::db::{Failure, none_if_untranslatable, rows::read_credential, session::Param};
 use crate::error::Error;
 use crate::http::{PeerKey, Request, Response, counted_address};
-use crate::input::body;
+use crate::input::parse_body;
 use crate::secret::Secret;
 use crate::users::password::{PasswordHash, PasswordMatch};
 use crate::users::{relation::Relation, user::User};
@@ -26,7 +26,7 @@ pub struct Authenticate {
 
 impl Authenticate {
     pub(crate) fn parse(request: &Request, operations: &Operations) -> Result<Authenticate, Error> {
-        let body = operations.schemas.authenticate.validate(body(request, false)?)?;
+        let body = operations.schemas.authenticate.validate(parse_body(request, false)?)?;
         let text = |key: &str| body.get(key).and_then(|value| value.as_str()).unwrap_or_default();
         let (email, password) = (text("email").to_owned(), text("password").into());
         let peer = request.peer.map(counted_address);

@@ -31,7 +31,7 @@ pub struct Create {
 impl Create {
     pub(crate) fn parse(request: &Request, schema: &BodySchema) -> Result<Create, Error> {
         let key = input::idempotency_key(request)?;
-        let body = schema.validate(input::body(request, false)?)?;
+        let body = schema.validate(input::parse_body(request, false)?)?;
         let key = key.map(|key| (key, Fingerprint::compute(&body)));
         Ok(Create { user: NewUser::from_body(body)?, key, hash: None, peer: request.peer })
     }

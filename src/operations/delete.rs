@@ -4,7 +4,7 @@ use super::{Change, Lane, Operations, Outcome, Step, changed_row, state_params};
 use crate::db::{Failure, Pool, session::Param};
 use crate::error::Error;
 use crate::http::{Request, Response};
-use crate::input::condition;
+use crate::input::parse_condition;
 use crate::users::revision::Condition;
 use postgres::{Row, types::Type};
 use std::time::Instant;
@@ -20,7 +20,7 @@ pub struct Delete {
 
 impl Delete {
     pub(crate) fn parse(request: &Request, id: Option<i64>) -> Result<Delete, Error> {
-        let condition = condition(request)?;
+        let condition = parse_condition(request)?;
         Ok(Delete { id: id.ok_or(Error::NotFound)?, condition })
     }
 

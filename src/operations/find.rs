@@ -4,7 +4,7 @@ use super::{Item, Operations, answer_user};
 use crate::db::{Failure, Pool, blocking::outside_of_runtimes, rows::read_credential};
 use crate::error::Error;
 use crate::http::{Request, Response};
-use crate::input::{condition, etag};
+use crate::input::{etag, parse_condition};
 use crate::users::relation::Loader;
 use crate::users::revision::Condition;
 use crate::users::user::{Credential, User};
@@ -22,7 +22,7 @@ pub struct Find {
 
 impl Find {
     pub(crate) fn parse(request: &Request, id: Option<i64>) -> Result<Find, Error> {
-        let condition = condition(request)?;
+        let condition = parse_condition(request)?;
         Ok(Find { id: id.ok_or(Error::NotFound)?, if_found: Ok(condition) })
     }
 

@@ -5,7 +5,7 @@ use super::{Item, Lane, Operations, Step};
 use crate::db::{Failure, none_if_untranslatable, session::Param};
 use crate::error::Error;
 use crate::http::{Request, Response};
-use crate::input::list_request;
+use crate::input::parse_list_request;
 use crate::users::page::{ListRequest, Listing, PageRequest, Selection};
 use crate::users::user::User;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -19,7 +19,7 @@ pub struct List(ListRequest);
 
 impl List {
     pub(crate) fn parse(request: &Request, max_per_page: u32) -> Result<List, Error> {
-        Ok(List(list_request(request, max_per_page)?))
+        Ok(List(parse_list_request(request, max_per_page)?))
     }
 
     pub(super) fn next_step(&self) -> Step {

@@ -38,9 +38,9 @@ impl Update {
         id: Option<i64>,
         patch: Option<&BodySchema>,
     ) -> Result<Command, Error> {
-        let condition = input::condition(request)?;
+        let condition = input::parse_condition(request)?;
         let id = id.ok_or(Error::NotFound)?;
-        let body = input::body(request, patch.is_some()).and_then(|body| match patch {
+        let body = input::parse_body(request, patch.is_some()).and_then(|body| match patch {
             Some(schema) => schema.validate(body),
             None => Ok(body),
         });

@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 use std::{io, net::SocketAddr, sync::Arc, thread};
 pub use system::check_system;
 use workers::Workers;
-pub use workers::{Control, Fault, Intercept, Intercepted};
+pub use workers::{Control, Fault, Intercept, Treatment};
 
 /// The time that workers get at a stop once `STOP_TIMEOUT` is used up: by then they are stuck, or almost done.
-const MAX_LAST_WORK: Duration = Duration::from_millis(300);
+const MAX_LAST_WORK_TIME: Duration = Duration::from_millis(300);
 
 /// A running service: a port, some threads, a pool of connections. Stops when it is dropped.
 pub struct Server {
@@ -113,7 +113,7 @@ impl BoundServer {
             retry_for: config.limits.statement_timeout(),
         };
         let workers = Workers::start(http, slots, app.clone(), capacity, self.intercept)?;
-        let _ = app.metrics.source.set(workers.figures());
+        let _ = app.metrics.write_others.set(workers.metrics_writer());
         Ok((frontend, workers))
     }
 }
@@ -178,7 +178,7 @@ impl Drop for Server {
         let deadline = Instant::now() + self.stop_timeout;
         drop(self.frontend.take());
         let left = deadline.saturating_duration_since(Instant::now());
-        self.workers.stop(left.max(MAX_LAST_WORK));
+        self.workers.stop(left.max(MAX_LAST_WORK_TIME));
     }
 }
 

@@ -3,7 +3,7 @@
 use super::{Fault, Refusal};
 use crate::app;
 use crate::http::{Method, Request};
-use crate::input::validation::object;
+use crate::input::validation::parse_object;
 use percent_encoding::percent_decode_str;
 use serde_json::{Map, Value, json};
 use std::collections::VecDeque;
@@ -93,7 +93,7 @@ impl Interceptor {
         let headers: Map<_, _> =
             request.header_fields().map(|(name, _)| (name.to_ascii_lowercase(), joined(name))).collect();
         // The journal has only the length of a body that is no JSON object, because its secrets cannot be found.
-        let body = object(&request.body).map_or(request.body.len().into(), Value::Object);
+        let body = parse_object(&request.body).map_or(request.body.len().into(), Value::Object);
         let (path, query) = request.target.split_once('?').unwrap_or_default();
         let has_secret = query.split('&').any(|pair| is_secret(pair.split('=').next().unwrap_or_default()));
         let target = if has_secret { format!("{path}?{HIDDEN_VALUE}") } else { request.target.clone() };

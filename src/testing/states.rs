@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::db::{WRITTEN, blocking::outside_of_runtimes, explain};
 use crate::error::StartError;
 use crate::http::Request;
-use crate::server::{self, BoundServer, Intercepted, Server};
+use crate::server::{self, BoundServer, Server, Treatment};
 use parking_lot::Mutex;
 use postgres::{Client, Error, NoTls, error::SqlState};
 use std::time::{Duration, Instant};
@@ -38,8 +38,8 @@ impl RunningService {
         let interceptor = Arc::<Mutex<Interceptor>>::default();
         let watching = interceptor.clone();
         bound.intercept = Some(Arc::new(move |request| {
-            let fault = || watching.lock().take_fault(request).map(Intercepted::Fault);
-            controls(request).map(Intercepted::Control).or_else(fault)
+            let fault = || watching.lock().take_fault(request).map(Treatment::Fault);
+            controls(request).map(Treatment::Control).or_else(fault)
         }));
         let config = Config { database: database.config().database, ..config.clone() };
         let server = bound.start(config, || {})?;

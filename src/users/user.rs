@@ -2,7 +2,7 @@
 //!
 //! This module knows neither SQL nor HTTP: it reads and writes JSON values.
 
-use crate::error::{Error, HAS_NUL, Violation};
+use crate::error::{Error, NUL_MESSAGE, Violation};
 use crate::secret::Secret;
 use crate::users::{password::PasswordHash, relation::Relation, revision::Revision, timestamp};
 use serde::{Serialize, Serializer};
@@ -170,7 +170,7 @@ impl Rule {
         };
         let Rule { min_chars: min, max_chars: max, allows_null: _, allows_controls } = self;
         match text.chars().count() {
-            _ if text.contains('\0') => violation("pattern", HAS_NUL.to_owned()),
+            _ if text.contains('\0') => violation("pattern", NUL_MESSAGE.to_owned()),
             _ if !allows_controls && text.contains(char::is_control) => {
                 violation("pattern", "must not contain control characters".to_owned())
             }

@@ -31,11 +31,11 @@ const MAX_STEPS: usize = 8;
 
 /// The most bytes that a request, a buffer or an answer may have without being counted in the memory budget. Most have
 /// fewer.
-const MAX_UNCOUNTED: usize = 1 << 10;
+const MAX_UNCOUNTED_BYTES: usize = 1 << 10;
 
 /// Returns how many bytes of a buffer of this size are counted in the memory budget.
 fn counted_bytes(bytes: usize) -> usize {
-    if bytes > MAX_UNCOUNTED { bytes } else { 0 }
+    if bytes > MAX_UNCOUNTED_BYTES { bytes } else { 0 }
 }
 
 /// The parts of the event loop that a connection uses while it is called.
@@ -129,7 +129,7 @@ impl Connection {
         let unclaimed = matches!(stage, Stage::Unclaimed(_)).then_some(stage)?;
         let Stage::Unclaimed(request) = mem::replace(unclaimed, Stage::Claimed) else { return None };
         let bytes = counted_bytes(request.memory());
-        self.held.set(counted_bytes(input.len()));
+        self.held.resize(counted_bytes(input.len()));
         Some(ClaimedRequest {
             slot: Slot { index, generation: self.generation },
             request,
@@ -291,10 +291,10 @@ impl Connection {
         }
         if framing.is_in_body() != was_in_body {
             began = None;
-            self.holder = self.peer.speaking_for(framing.client());
+            self.holder = self.peer.client_of_request(framing.client());
         }
         // Counts all bytes of a body before they arrive.
-        self.held.set(counted_bytes(input.len()) + framing.max_bytes(limits).map_or(0, counted_bytes));
+        self.held.resize(counted_bytes(input.len()) + framing.max_bytes(limits).map_or(0, counted_bytes));
         let awaits_continue = matches!(step, Ok(Parsed::Continue));
         self.state = State::Arriving { since: began.unwrap_or(now), framing, input, awaits_continue };
         if let Err(error) = step {
@@ -328,8 +328,8 @@ impl Connection {
             persistence = Persistence::Close;
             input = Vec::new();
         }
-        self.held.set(counted_bytes(input.len()) + counted_bytes(request.memory()));
-        self.holder = self.peer.speaking_for(request.peer);
+        self.held.resize(counted_bytes(input.len()) + counted_bytes(request.memory()));
+        self.holder = self.peer.client_of_request(request.peer);
         request.peer = self.holder.address;
         let id = for_answer.id.take().unwrap_or_else(RequestId::new);
         let answer = (context.resources.answer_at_once)(&request, &id);

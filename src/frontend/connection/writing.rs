@@ -67,7 +67,7 @@ impl Connection {
             State::Working { id, for_answer, .. } => AnswerInfo { id: Some(id), ..for_answer },
             _ => AnswerInfo::default(),
         };
-        let (id, client) = (id.unwrap_or_else(RequestId::new), self.peer.speaking_for(client).address);
+        let (id, client) = (id.unwrap_or_else(RequestId::new), self.peer.client_of_request(client).address);
         let mut response = error.answer();
         cors.add_to(&mut response);
         match error {
@@ -82,7 +82,7 @@ impl Connection {
         }
         context.resources.metrics.count_refusal(response.status);
         self.generation += 1;
-        self.held.set(0);
+        self.held.resize(0);
         let bytes = response.into_bytes(Persistence::Close, head_only, &id);
         let answer = UnsentAnswer { bytes, sent: 0, id, moved_at: context.now, input: None };
         self.state = State::Writing { since: context.now, answer };
@@ -119,7 +119,7 @@ impl Connection {
             Ok(()) if answer.is_sent() => self.finish_answer(answer, now),
             Ok(()) => {
                 let input = answer.input.as_ref().map_or(0, Vec::len);
-                self.held.set(counted_bytes(answer.bytes.capacity()) + counted_bytes(input));
+                self.held.resize(counted_bytes(answer.bytes.capacity()) + counted_bytes(input));
                 self.state = State::Writing { since: now, answer };
             }
             Err(_) => self.give_up(),
@@ -172,7 +172,7 @@ impl Connection {
 
     /// Enters the state that follows a sent answer.
     fn finish_answer(&mut self, answer: UnsentAnswer, now: Instant) {
-        self.held.set(counted_bytes(answer.input.as_ref().map_or(0, Vec::len)));
+        self.held.resize(counted_bytes(answer.input.as_ref().map_or(0, Vec::len)));
         self.holder = self.peer;
         self.state = match answer.input {
             Some(input) => State::Idle { since: now, input },

@@ -44,7 +44,7 @@ impl EventLoop {
             };
             match listener.accept() {
                 Ok((stream, address)) => {
-                    self.context.resources.metrics.accepted.fetch_add(1, Ordering::Relaxed);
+                    self.context.resources.metrics.connections.fetch_add(1, Ordering::Relaxed);
                     self.admit(stream, address);
                 }
                 Err(error) if error.kind() == WouldBlock => {

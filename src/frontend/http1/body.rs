@@ -3,7 +3,7 @@
 //! Owns the decoding of chunks (RFC 9112, 7). Chunk extensions and trailers (fields behind the body) are checked and
 //! dropped, and their size is bounded.
 
-use super::{Arrived, line};
+use super::{Arrived, next_line};
 use crate::http::is_token;
 use crate::{config::Limits, error::Error};
 
@@ -71,7 +71,7 @@ impl ArrivingRequest {
                 BodyPart::Size => (MAX_CHUNK_LINE, Error::BadRequest("a chunk's size line is too long")),
                 BodyPart::Trailer => (limits.max_head_bytes - self.dropped, Error::HeadTooLarge),
             };
-            let Some(line) = line(rest, most, too_long)? else { return Ok(false) };
+            let Some(line) = next_line(rest, most, too_long)? else { return Ok(false) };
             *used += line.len() + 2;
             if matches!(self.next, BodyPart::Trailer) && line.is_empty() {
                 return Ok(true);

@@ -13,7 +13,7 @@ use std::net::{IpAddr, SocketAddr};
 /// named.
 ///
 /// The caller uses the result only on a connection of a trusted proxy.
-pub fn client(fields: &[httparse::Header], trusted: &TrustedProxies) -> Option<IpAddr> {
+pub fn find_client(fields: &[httparse::Header], trusted: &TrustedProxies) -> Option<IpAddr> {
     if trusted.is_empty() {
         return None;
     }
@@ -68,8 +68,8 @@ mod tests {
             let forwarded = httparse::Header { name: "Forwarded", value: b"for=6.6.6.6" };
             let fields: Vec<_> = values.iter().map(header).chain([forwarded]).collect();
             let expected = expected.map(|text| text.parse().unwrap());
-            assert_eq!(client(&fields, &trusted), expected, "{values:?}");
-            assert_eq!(client(&fields, &TrustedProxies::default()), None);
+            assert_eq!(find_client(&fields, &trusted), expected, "{values:?}");
+            assert_eq!(find_client(&fields, &TrustedProxies::default()), None);
         }
     }
 }

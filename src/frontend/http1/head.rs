@@ -141,14 +141,14 @@ impl AnswerInfo {
     pub fn read(line: &RequestLine, bytes: &[u8], fields: &[httparse::Header], limits: &Limits) -> Self {
         let named = fields.iter().map(|field| (field.name, field.value));
         let cors = Cors::for_fields(&limits.allowed_origins, named);
-        let client = forwarded::client(fields, &limits.trusted_proxies);
+        let client = forwarded::find_client(fields, &limits.trusted_proxies);
         AnswerInfo { id: parse_request_id(fields), cors, head_only: line.method(bytes) == b"HEAD", client }
     }
 }
 
 /// Returns the id in `X-Request-Id`, if there is one such field and the service accepts its value.
 fn parse_request_id(fields: &[httparse::Header]) -> Option<RequestId> {
-    RequestId::given(single_value(fields, "x-request-id", "").ok()??)
+    RequestId::from_client(single_value(fields, "x-request-id", "").ok()??)
 }
 
 /// Checks the transfer codings of all Transfer-Encoding fields, in their order (RFC 9112, 6.1). Returns true if the

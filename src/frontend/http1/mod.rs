@@ -37,8 +37,8 @@ pub struct Arrived {
 
 /// Returns the next line without its end, or `None` if it has not arrived completely. A line of more than `most` bytes
 /// is the error `too_long`.
-fn line(bytes: &[u8], most: usize, too_long: Error) -> Result<Option<&[u8]>, Error> {
-    let end = bytes.iter().position(|&byte| !is_text(byte)).unwrap_or(bytes.len());
+fn next_line(bytes: &[u8], most: usize, too_long: Error) -> Result<Option<&[u8]>, Error> {
+    let end = bytes.iter().position(|&byte| !is_line_byte(byte)).unwrap_or(bytes.len());
     if end > most {
         return Err(too_long);
     }
@@ -50,6 +50,6 @@ fn line(bytes: &[u8], most: usize, too_long: Error) -> Result<Option<&[u8]>, Err
 }
 
 /// Returns true if a byte may stand in a line: all but control bytes, of which only tabs may.
-fn is_text(byte: u8) -> bool {
+fn is_line_byte(byte: u8) -> bool {
     (byte >= b' ' && byte != 0x7f) || byte == b'\t'
 }

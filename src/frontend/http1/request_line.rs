@@ -13,7 +13,7 @@ use std::ops::Range;
 pub const PROXY_PROTOCOL: &str = "the connection begins with the PROXY protocol, which is not read here";
 
 /// The refusal of a target that is not percent-encoded, as people write one.
-const NOT_ENCODED: &str = "the request target has a space, a #, a \\ or a character beyond ASCII in it: percent-encode the \
+const TARGET_NOT_ENCODED: &str = "the request target has a space, a #, a \\ or a character beyond ASCII in it: percent-encode the \
                            query, as curl -G --data-urlencode does";
 
 /// A well-formed request line, as positions in the bytes that it was parsed from.
@@ -84,7 +84,7 @@ fn split_target(line: &[u8], method: &[u8], range: Range<usize>) -> Result<Split
     // Refuses a fragment (`#`), which no target has, and `\`, which some clients read as a slash.
     let allowed = |byte: &u8| byte.is_ascii_graphic() && !matches!(byte, b'#' | b'\\');
     if !target.iter().all(allowed) {
-        return Err(Error::BadRequest(NOT_ENCODED));
+        return Err(Error::BadRequest(TARGET_NOT_ENCODED));
     }
     if target.starts_with(b"/") || (target == b"*" && method == b"OPTIONS") {
         return Ok((None, "", range));

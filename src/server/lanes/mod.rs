@@ -34,7 +34,7 @@ const SHORT_BATCH: Duration = Duration::from_millis(1);
 const TIME_PER_WRITE: Duration = Duration::from_micros(20);
 
 /// A batch that is in flight for longer counts as stuck: most likely it waits for a lock.
-const STUCK_BATCH: Duration = Duration::from_millis(5);
+const STUCK_BATCH_TIME: Duration = Duration::from_millis(5);
 
 /// The most users that the lists in flight may have when another list starts. With one more page, this bounds the
 /// memory of their rows.
@@ -100,12 +100,12 @@ struct Queue<T> {
     /// When each batch in flight was started.
     in_flight: Vec<Instant>,
     /// The number of the last batch of this queue. The queue with the lowest number has the next turn.
-    last: u64,
+    last_batch: u64,
     /// The address whose turn was last.
     last_peer: PeerKey,
     /// The time that the last batch took, or an average for hashes. Rises to at most twice its former value, because a
     /// busy core may delay one batch.
-    took: Duration,
+    last_duration: Duration,
 }
 
 /// The queues of commands, and the batches in flight.
@@ -113,7 +113,7 @@ pub struct Lanes<T> {
     capacity: Capacity,
     queues: [Queue<T>; RETRY + 1],
     /// Ids of users with a change that is in flight or paused. Other changes of these users stay queued.
-    rows: HashSet<i64>,
+    taken_rows: HashSet<i64>,
     /// The number of batches that were started.
     batches: u64,
     /// The most users that the lists in flight may have.
@@ -126,14 +126,14 @@ impl<T> Lanes<T> {
         let queue = |at| Queue {
             waiting: VecDeque::new(),
             in_flight: Vec::new(),
-            last: 0,
+            last_batch: 0,
             last_peer: None,
             // Estimates before the first batch: a hash with the parameters of OWASP takes 20 ms, and a database on
             // this machine answers at once.
-            took: if at == HASH { Duration::from_millis(20) } else { Duration::ZERO },
+            last_duration: if at == HASH { Duration::from_millis(20) } else { Duration::ZERO },
         };
         let queues = std::array::from_fn(queue);
-        Lanes { capacity, queues, rows: HashSet::new(), batches: 0, users: 0 }
+        Lanes { capacity, queues, taken_rows: HashSet::new(), batches: 0, users: 0 }
     }
 
     /// Queues a command. If too many passwords wait to be hashed, returns a command that is refused: the newest one of
@@ -166,7 +166,7 @@ impl<T> Lanes<T> {
     /// Frees the row of a command that is done, or whose client does not wait any more.
     pub fn free_row(&mut self, command: &QueuedCommand<T>) {
         if let Some(row) = command.step.changed_user.filter(|_| command.owns_row) {
-            self.rows.remove(&row);
+            self.taken_rows.remove(&row);
         }
     }
 
@@ -176,9 +176,9 @@ impl<T> Lanes<T> {
         let at = self.find_ready(now, hashes)?;
         let left = if at == LIST { MAX_LISTED_USERS - self.users } else { usize::MAX };
         let queue = &mut self.queues[at];
-        let commands = queue.take_commands(max_batch(at), left, &mut self.rows, now);
+        let commands = queue.take_commands(max_batch(at), left, &mut self.taken_rows, now);
         self.batches += 1;
-        queue.last = self.batches;
+        queue.last_batch = self.batches;
         queue.in_flight.push(now);
         let users = commands.iter().map(|command| command.step.max_users).sum();
         self.users += users;
@@ -189,7 +189,7 @@ impl<T> Lanes<T> {
     pub fn next_due(&self, now: Instant, hashes: bool) -> Option<Instant> {
         let queues = self.queues.iter().enumerate().filter(|(at, _)| (*at == HASH) == hashes);
         let times = queues.filter(|(_, queue)| !queue.waiting.is_empty()).flat_map(|(_, queue)| {
-            let stalled = queue.in_flight.iter().map(|started| *started + STUCK_BATCH);
+            let stalled = queue.in_flight.iter().map(|started| *started + STUCK_BATCH_TIME);
             queue.waiting.iter().map(|command| command.due).chain(stalled)
         });
         times.filter(|at| *at > now).min()
@@ -203,12 +203,12 @@ impl<T> Lanes<T> {
         queue.in_flight.swap_remove(place.expect("it is in flight"));
         self.users -= batch.users;
         let took = now - batch.started;
-        queue.took = match batch.queue {
-            HASH => (7 * queue.took + took) / 8,
+        queue.last_duration = match batch.queue {
+            HASH => (7 * queue.last_duration + took) / 8,
             at if has_writes(at) => took.saturating_sub(TIME_PER_WRITE * batch.size as u32),
             _ => took,
         }
-        .min(2 * queue.took.max(SHORT_BATCH / 8));
+        .min(2 * queue.last_duration.max(SHORT_BATCH / 8));
     }
 
     /// Drops the queued commands whose client does not wait any more: `awaited` returns false for them.
@@ -241,7 +241,7 @@ impl<T> Lanes<T> {
     /// Removes a command if more passwords wait than the threads hash in [`MAX_HASH_WAIT`]: the newest one of the
     /// address that has the most.
     fn refuse_a_hash(&mut self) -> Option<T> {
-        let Queue { waiting, took, .. } = &mut self.queues[HASH];
+        let Queue { waiting, last_duration: took, .. } = &mut self.queues[HASH];
         let most = MAX_HASH_WAIT.as_micros() / took.as_micros().max(1) * self.capacity.hashers as u128;
         if waiting.len() as u128 <= most.max(1) {
             return None;
@@ -258,9 +258,9 @@ impl<T> Lanes<T> {
             (*at == HASH) == hashes
                 && !self.queues[*at].waiting.is_empty()
                 && self.may_start(*at, now)
-                && self.queues[*at].waiting.iter().any(|command| command.may_start(&self.rows, now))
+                && self.queues[*at].waiting.iter().any(|command| command.may_start(&self.taken_rows, now))
         };
-        (0..=RETRY).filter(is_ready).min_by_key(|at| self.queues[*at].last)
+        (0..=RETRY).filter(is_ready).min_by_key(|at| self.queues[*at].last_batch)
     }
 
     /// Returns whether one more batch of a queue may be in flight.
@@ -280,7 +280,7 @@ impl<T> Lanes<T> {
         let in_flight = |at: &usize| self.queues[*at].in_flight.len();
         let mut own = bounds.iter().filter(|(queues, _)| queues.contains(&at));
         own.all(|(queues, most)| queues.iter().map(in_flight).sum::<usize>() < *most)
-            && self.is_paced(at, now)
+            && self.pace_allows(at, now)
             && (at != LIST || self.users < MAX_LISTED_USERS)
     }
 
@@ -290,11 +290,11 @@ impl<T> Lanes<T> {
     /// half of the cores, they would compete with one another, while a later batch would be larger. Two batches of
     /// writes of one lane may overlap, because each waits for its commit. Longer batches wait for the network or a
     /// disk, so they may use all sessions. A stuck batch does not hold up the next one.
-    fn is_paced(&self, at: usize, now: Instant) -> bool {
-        let Queue { in_flight, took, .. } = &self.queues[at];
+    fn pace_allows(&self, at: usize, now: Instant) -> bool {
+        let Queue { in_flight, last_duration, .. } = &self.queues[at];
         let few = (self.capacity.cores / 2).max(1 + usize::from(has_writes(at)));
-        let moving = in_flight.iter().filter(|started| now < **started + STUCK_BATCH).count();
-        max_batch(at) == 1 || *took >= SHORT_BATCH || moving < few
+        let moving = in_flight.iter().filter(|started| now < **started + STUCK_BATCH_TIME).count();
+        max_batch(at) == 1 || *last_duration >= SHORT_BATCH || moving < few
     }
 }
 

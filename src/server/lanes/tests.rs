@@ -111,7 +111,7 @@ fn a_batch_that_is_stuck_does_not_stop_its_lane() {
             stuck.extend(bench.next());
         }
         let due = bench.lanes.next_due(bench.now, false).expect("more is queued");
-        assert_eq!(due, stuck[0].started + STUCK_BATCH, "{lane:?}");
+        assert_eq!(due, stuck[0].started + STUCK_BATCH_TIME, "{lane:?}");
         assert!(bench.lanes.find_ready(due - Duration::from_micros(1), false).is_none(), "{lane:?}");
         bench.now = due;
         assert!(bench.next().is_some(), "{lane:?}");
@@ -125,7 +125,7 @@ fn one_slow_batch_does_not_make_a_lane_a_slow_one() {
         bench.push(1, 0, Step::in_lane(Lane::Find));
         let batch = bench.next().unwrap();
         bench.end(batch, Duration::from_micros(took));
-        bench.lanes.queues[Lane::Find as usize].took < SHORT_BATCH
+        bench.lanes.queues[Lane::Find as usize].last_duration < SHORT_BATCH
     };
     let short = [200, 100_000, 200, 100_000, 100_000].map(&mut in_flight);
     assert_eq!(short, [true; 5]);
@@ -145,7 +145,7 @@ fn changes_of_one_row_follow_each_other() {
     bench.push(1, 5, change(10));
     let first = bench.next().unwrap();
     assert_eq!(works(&first), [1, 3, 100, 5]);
-    bench.now += STUCK_BATCH;
+    bench.now += STUCK_BATCH_TIME;
     assert!(bench.next().is_none());
     bench.end(first, LOCAL);
     // Takes turns between lanes.
@@ -205,7 +205,7 @@ fn a_command_that_met_a_lock_is_retried_alone_until_its_time_is_up() {
     }
     assert_eq!(pauses[..5], [9, 19, 39, 79, 79]);
     assert!(bench.now <= start + retry_for && bench.now + Duration::from_millis(80) > start + retry_for);
-    assert!(bench.lanes.is_idle() && bench.lanes.rows.is_empty());
+    assert!(bench.lanes.is_idle() && bench.lanes.taken_rows.is_empty());
 }
 
 #[test]
@@ -268,11 +268,11 @@ fn lists_in_flight_have_few_users() {
     });
     let large = bench.next().unwrap();
     assert_eq!(works(&large), [0]);
-    bench.now += STUCK_BATCH;
+    bench.now += STUCK_BATCH_TIME;
     assert!(bench.next().is_none());
     bench.end(large, LOCAL);
     assert_eq!(bench.works(), [1, 2], "1,998 users");
-    bench.now += STUCK_BATCH;
+    bench.now += STUCK_BATCH_TIME;
     assert!(bench.next().is_none());
 }
 
@@ -326,7 +326,7 @@ fn commands_that_no_client_waits_for_are_dropped() {
     let batch = bench.next().unwrap();
     assert_eq!(works(&batch), [2]);
     bench.end(batch, LOCAL);
-    assert!(bench.lanes.is_idle() && bench.lanes.rows.is_empty());
+    assert!(bench.lanes.is_idle() && bench.lanes.taken_rows.is_empty());
 }
 
 /// A generator of random numbers (xorshift64*) whose seed repeats a failure.
@@ -525,7 +525,9 @@ impl World {
             self.start();
         }
         assert!(self.commands.iter().all(|(.., over)| *over));
-        assert!(self.bench.lanes.rows.is_empty() && self.rows.is_empty() && self.bench.lanes.users == 0);
+        assert!(
+            self.bench.lanes.taken_rows.is_empty() && self.rows.is_empty() && self.bench.lanes.users == 0
+        );
     }
 }
 

@@ -24,7 +24,7 @@ pub enum Fault {
 }
 
 /// The treatment of a request that a test intercepts.
-pub enum Intercepted {
+pub enum Treatment {
     /// The request fails.
     Fault(Fault),
     /// The request is for the test harness: the service neither judges, counts nor logs it.
@@ -36,7 +36,7 @@ pub enum Intercepted {
 pub type Control = Box<dyn FnOnce(Request, Instant, &dyn Fn(Response) -> bool) + Send>;
 
 /// Function that chooses the requests to intercept. Must not block.
-pub type Intercept = Arc<dyn Fn(&Request) -> Option<Intercepted> + Send + Sync>;
+pub type Intercept = Arc<dyn Fn(&Request) -> Option<Treatment> + Send + Sync>;
 
 /// Executes a request for the test harness.
 pub(super) fn execute_control(dispatch: Arc<Dispatch>, control: Control, claimed: ClaimedRequest) {

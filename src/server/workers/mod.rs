@@ -31,7 +31,7 @@ mod requests;
 #[cfg(test)]
 mod tests;
 
-use super::MAX_LAST_WORK;
+use super::MAX_LAST_WORK_TIME;
 use super::lanes::{Batch, Capacity, Lanes, QueuedCommand};
 use crate::app::App;
 use crate::db::Failure;
@@ -39,7 +39,7 @@ use crate::error::{BusyReason, Error};
 use crate::http::Response;
 use crate::operations::Outcome;
 use crate::{frontend::Slots, http::counted_address};
-pub use faults::{Control, Fault, Intercept, Intercepted};
+pub use faults::{Control, Fault, Intercept, Treatment};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use requests::{Job, MAX_MEMORY_WAIT, Task, catch_panic};
 use std::sync::{Arc, atomic::Ordering};
@@ -145,7 +145,7 @@ impl Workers {
 
 impl Drop for Workers {
     fn drop(&mut self) {
-        self.stop(MAX_LAST_WORK);
+        self.stop(MAX_LAST_WORK_TIME);
     }
 }
 

@@ -1,22 +1,22 @@
 //! The two ends of a request in a worker: it is received from tiny_http and judged; it is answered, counted and
 //! logged. Also the figures of the requests in between.
 
-use super::{Dispatch, Intercepted, Workers, faults};
+use super::{Dispatch, Treatment, Workers, faults};
 use crate::app::Verdict;
 use crate::error::{BusyReason, Error};
 use crate::frontend::{ClaimedRequest, ClientName};
 use crate::http::{RequestId, Response};
-use crate::metrics::Source;
+use crate::metrics::MetricsWriter;
 use crate::operations::Command;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 use std::{convert::identity, fmt, mem, sync::Arc};
 
 /// The most requests that a worker judges before it queues their commands for all workers.
-const MAX_JUDGED: usize = 256;
+const MAX_JUDGED_REQUESTS: usize = 256;
 /// The most requests that a worker answers by itself before it queues the commands that it has, which would wait for
 /// more answers.
-const MAX_ANSWERED: usize = 8;
+const MAX_ANSWERED_REQUESTS: usize = 8;
 
 /// An answer of more bytes needs a memory reservation of its own.
 const MIN_RESERVED_BYTES: usize = 16 << 10;
@@ -47,7 +47,7 @@ pub(super) struct Job {
 
 impl Workers {
     /// Returns the function that writes the figures of waiting requests and of connections.
-    pub fn figures(&self) -> Source {
+    pub fn metrics_writer(&self) -> MetricsWriter {
         // Keeps a weak reference, because the threads own the figures.
         let dispatch = Arc::downgrade(&self.dispatch);
         Box::new(move |text| {
@@ -83,12 +83,12 @@ impl Dispatch {
                     _ => answered += 1,
                 }
                 // Queues the commands so far, so that they do not wait for more answers.
-                if answered >= MAX_ANSWERED && !judged.is_empty() {
+                if answered >= MAX_ANSWERED_REQUESTS && !judged.is_empty() {
                     answered = 0;
                     self.submit(mem::take(&mut judged));
                 }
             }
-            if judged.len() >= MAX_JUDGED || answered >= MAX_ANSWERED {
+            if judged.len() >= MAX_JUDGED_REQUESTS || answered >= MAX_ANSWERED_REQUESTS {
                 break;
             }
             next = self.server.try_recv();
@@ -109,7 +109,7 @@ impl Dispatch {
         let asked = self.app.find_endpoint(request, cors);
         let (label, token) = (asked.label, asked.token.map_or("", Into::into));
         let judged = catch_panic(Some(id), || match self.intercept.as_ref().and_then(|f| f(request)) {
-            Some(Intercepted::Control(control)) => Err(control),
+            Some(Treatment::Control(control)) => Err(control),
             fault => Ok((fault, self.app.judge(request, asked, cors, Some(id)))),
         });
         let (fault, judged) = match judged.unwrap_or_else(|answer| Ok((None, Verdict::Answer(answer)))) {
@@ -123,7 +123,7 @@ impl Dispatch {
         // Drops the fields and the body: the log line needs the method and the path.
         (job.claimed.request.raw_headers, job.claimed.request.body) = (String::new(), Vec::new());
         match (fault, judged) {
-            (Some(Intercepted::Fault(fault)), judged) => faults::inject(Arc::clone(self), fault, job, judged),
+            (Some(Treatment::Fault(fault)), judged) => faults::inject(Arc::clone(self), fault, job, judged),
             // Does not wait for memory, because this thread receives requests. A large answer is refused if its memory
             // is not free.
             (_, Verdict::Answer(answer)) => self.send(&mut job, answer, Duration::ZERO),

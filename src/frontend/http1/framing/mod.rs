@@ -6,7 +6,7 @@
 
 use super::head::{AnswerInfo, Head, parse_fields};
 use super::request_line::{PROXY_PROTOCOL, RequestLine};
-use super::{Parsed, body::ArrivingRequest, line};
+use super::{Parsed, body::ArrivingRequest, next_line};
 use crate::config::{Limits, MAX_HEADER_FIELDS};
 use crate::error::Error;
 use std::net::IpAddr;
@@ -113,7 +113,7 @@ impl Framing {
                 (None, Some(0)) if self.empty_lines == 2 => return Err(Error::BadRequest(PROXY_PROTOCOL)),
                 (None, _) => (left.min(limits.max_request_line_bytes), Error::UriTooLong),
             };
-            let Some(line) = line(&bytes[self.line..], most, too_long)? else { return Ok(None) };
+            let Some(line) = next_line(&bytes[self.line..], most, too_long)? else { return Ok(None) };
             self.line += line.len() + 2;
             if self.line > limits.max_head_bytes {
                 return Err(Error::HeadTooLarge);
