@@ -15,7 +15,7 @@ const MEMORY_PAUSE: Duration = Duration::from_millis(5);
 /// The count of all memory that is held for clients. Clones share it.
 #[derive(Clone)]
 pub struct Budget {
-    /// The bytes of the whole budget.
+    /// The most bytes that may be held for clients.
     pub limit: usize,
     counts: Arc<Counts>,
 }
@@ -56,8 +56,8 @@ impl Budget {
     /// and earlier reservations have theirs. `None` if the deadline comes first.
     pub fn reserve(&self, bytes: usize, deadline: Instant) -> Option<Reservation> {
         let bytes = bytes.min(self.limit);
-        // Reserves at once if the memory is free. Overtakes no reservation that waits, because the bytes of that one
-        // are counted already.
+        // Reserves at once if the memory is free. Overtakes no reservation that waits, because the bytes of a waiting
+        // reservation are counted already and so are not free.
         let fits = |held: usize| Some(held + bytes).filter(|held| *held <= self.limit);
         if self.counts.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok() {
             return Some(Reservation { budget: self.clone(), bytes });

@@ -33,7 +33,8 @@ pub struct Violation {
 pub enum Error {
     /// The path is no route, or the record does not exist.
     NotFound,
-    /// The path would be a route without its further slashes; holds a line that says so.
+    /// The path would be a route without its doubled slashes or the slash at its end; holds a line that names the right
+    /// path.
     SurplusSlash(String),
     /// The path does not have the method; holds the value of `Allow`.
     MethodNotAllowed(String),
@@ -231,8 +232,8 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// The reasons why the service cannot take a request, or gives one up. The name in `snake_case` is the label in
-/// figures.
+/// The reasons why the service cannot take a request, or gives up a request. The name of a reason in `snake_case` is
+/// the value of its label in the metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, EnumMessage, IntoStaticStr, VariantNames)]
 #[strum(serialize_all = "snake_case")]
 pub enum BusyReason {

@@ -10,13 +10,14 @@ use sha2::{Digest, Sha256};
 use std::sync::Arc;
 use subtle::ConstantTimeEq;
 
-/// The rules that every request has to pass before its route.
+/// The rules by which requests are admitted to the routes that are not public.
 pub struct Access {
-    /// The digests of the tokens, each with the callers that the token stands for; `None` if requests need no token.
-    /// Digests are equally long, and a difference in their first bytes tells nothing of the token.
+    /// The digests of the tokens, each with the callers that the token stands for; `None` if requests need no token. A
+    /// request's token is compared as a digest, because the time of a comparison could otherwise tell how much of a
+    /// token is right.
     pub(super) tokens: Option<Vec<([u8; 32], Callers)>>,
-    /// The host names that requests without a token may have, beside names that no stranger can own; `None` allows any
-    /// name.
+    /// The host names that requests without a token may have, beside the names that nobody can register; `None` allows
+    /// any name.
     hosts: Option<Vec<String>>,
     /// The origins of pages that may send requests.
     origins: Vec<Arc<str>>,
@@ -91,9 +92,9 @@ impl Access {
         Cors::for_fields(&self.origins, fields)
     }
 
-    /// Returns true if the Host names this service. By DNS rebinding, the name of a foreign page may resolve to this
-    /// server: for the browser the page then has the origin of the service, its GET over plain http looks like curl's,
-    /// and only the name tells them apart.
+    /// Returns true if the Host names this service. By DNS rebinding, the owner of a foreign page lets the name of the
+    /// page resolve to this server. The browser then takes the page and the service for one origin, and lets the page
+    /// read the answers. Only the Host of such a request tells that it is a foreign page's.
     fn is_accepted(&self, authority: &str) -> bool {
         let Some(hosts) = &self.hosts else { return true };
         let name = hosts::without_port(authority);

@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use strum::VariantNames;
 
-/// The result of judging a request.
+/// The result of judging a request: a command that is to be executed, or an answer that needs no command.
 pub(crate) enum Verdict {
     /// The request is valid: this command is to be executed.
     Execute(Command),
@@ -46,8 +46,8 @@ pub struct App {
     /// True once the service stops: `/readyz` then reports it as unready.
     stopping: AtomicBool,
     pub(crate) metrics: Arc<Metrics>,
-    /// Locked while a large body is parsed, so that one is parsed at a time: as a value, a body may take many times
-    /// its length.
+    /// Locked while a large body is parsed, so that only one such body is parsed at a time. A parsed body may take many
+    /// times the memory of its text, so several at once could use up the memory.
     parsing: Mutex<()>,
 }
 
@@ -107,8 +107,8 @@ impl App {
     /// Finds the endpoint that a request asks for, and the rights of its token.
     pub(crate) fn find_endpoint(&self, request: &Request, cors: &Cors) -> FoundRoute {
         let mut asked = routes::find_endpoint(request.method, request.path(), self.ui);
-        // Answers a preflight as if the path had no further slashes. The browser then sends the request itself, whose
-        // refusal names the right path.
+        // Answers a CORS preflight as if the path had no surplus slashes. Otherwise the browser would not send the
+        // request itself, whose refusal names the right path.
         if matches!(asked.endpoint, Err(Error::SurplusSlash(_))) && cors.is_preflight(request) {
             let path = routes::without_surplus_slashes(request.path());
             asked = FoundRoute { label: asked.label, ..find_endpoint(request.method, &path, self.ui) };
@@ -126,8 +126,8 @@ impl App {
         cors: &Cors,
         id: Option<&RequestId>,
     ) -> Verdict {
-        /// The most bytes of a body that is parsed while other bodies are: a larger JSON text may take many times its
-        /// length as a value.
+        /// The most bytes of a body that is parsed at once with other bodies. Larger bodies are parsed one after the
+        /// other, because a parsed body may take many times the memory of its text.
         const MAX_PARSED_AT_ONCE: usize = 8 << 10;
         let _turn = (request.body.len() > MAX_PARSED_AT_ONCE).then(|| self.parsing.lock());
         let judged = self.to_command(request, asked, cors, id);

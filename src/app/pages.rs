@@ -1,4 +1,4 @@
-//! The routes that answer without a user: health, figures, the description for machines, the page for the browser.
+//! The routes whose answers hold no user: health, metrics, the OpenAPI description, and the page for the browser.
 //!
 //! No function here blocks, because the frontend asks for the health on its only thread.
 
@@ -24,8 +24,8 @@ pub fn answer_livez(_: &App) -> Response {
 pub fn answer_readyz(app: &App) -> Response {
     let Readiness { reason, age, .. } = app.prober.readiness();
     let answer = match find_unready_reason(app, reason) {
-        // Tells the age of the readiness, which may be old if no client has asked for long. A client that needs a
-        // recent one asks again.
+        // Tells how long ago the database was found ready. That may be long ago if no client has asked meanwhile; a
+        // client that needs a recent result asks again.
         None => Response::json(200, &json!({"status": "ready"})).with("Age", age.as_secs().to_string()),
         Some(reason) => Response::json(503, &UnreadyAnswer { status: "unready", reason }),
     };
@@ -38,13 +38,13 @@ struct UnreadyAnswer {
     reason: &'static str,
 }
 
-/// Returns the reason why the service should get no requests, if there is one. `database` is the reason that the
-/// prober of the database has found.
+/// Returns the reason why clients should send the service no requests, if there is one. `database` is the reason that
+/// the prober of the database has found.
 fn find_unready_reason(app: &App, database: Option<&'static str>) -> Option<&'static str> {
     if app.stopping.load(Ordering::Relaxed) { Some("the service is stopping") } else { database }
 }
 
-/// Answers `/metrics` with all figures, as Prometheus reads them. Takes less than a millisecond.
+/// Answers `/metrics` with all metrics, as Prometheus reads them. Takes less than a millisecond.
 pub fn answer_metrics(app: &App) -> Response {
     let mut text = MetricsText::default();
     app.metrics.write(&mut text);
@@ -69,7 +69,7 @@ pub fn answer_index(app: &App) -> Response {
     Response::json(200, &paths)
 }
 
-/// Answers `/openapi.json`: the description of the service.
+/// Answers `/openapi.json`: the OpenAPI description of the service.
 pub fn answer_description(app: &App) -> Response {
     let operations = &app.operations;
     let needs_token = app.access.tokens.is_some();
@@ -77,8 +77,8 @@ pub fn answer_description(app: &App) -> Response {
     app.description.get_or_init(|| Response::json(200, &make())).clone()
 }
 
-/// Returns the description of a service with these settings: `schemas/openapi.json`, in which each reference to a
-/// schema of bodies is replaced by the schema that bodies are validated against.
+/// Returns the OpenAPI description of a service with these settings: `schemas/openapi.json`, in which each reference to
+/// a schema of bodies is replaced by the schema that bodies are validated against.
 fn make_description(schema: Schema, max_per_page: u32, needs_token: bool) -> Value {
     const OPENAPI_JSON: &str = include_str!("../../schemas/openapi.json");
     let mut document: Value = serde_json::from_str(OPENAPI_JSON).expect("a file of this crate is JSON");
@@ -86,15 +86,15 @@ fn make_description(schema: Schema, max_per_page: u32, needs_token: bool) -> Val
     document["components"]["parameters"]["perPage"]["schema"]["maximum"] = max_per_page.into();
     document["components"]["parameters"]["ids"]["schema"]["maxItems"] = max_per_page.into();
     if needs_token {
-        // Requires the token: the file describes services with and without one.
+        // Requires the token in the OpenAPI description: the file describes services with and without a token.
         document["security"] = json!([{ "token": [] }]);
     }
     let schemas = document["components"]["schemas"].as_object_mut();
     for entry in schemas.expect("it has schemas").values_mut() {
         let name = entry["$ref"].as_str();
         let Some(mut file) = name.and_then(|name| validation::schema_file(name, schema)) else { continue };
-        // Removes `title`, so that tools that generate clients name the schema by its key in the description; and
-        // `$schema`, because the description names the dialect of all its schemas.
+        // Removes `title`, so that tools that generate clients name the schema by its key in the OpenAPI description.
+        // Removes `$schema`, because the OpenAPI description names the dialect of all its schemas.
         file.as_object_mut().expect("a schema").retain(|member, _| member != "title" && member != "$schema");
         // Says `additionalProperties` instead of `unevaluatedProperties`, as more tools know it. Both mean the same in
         // a schema that is not combined with another one.

@@ -1,6 +1,6 @@
 //! The table of routes: the endpoint of each method of each path, and the clients that may use it.
 //!
-//! The answers to OPTIONS, 404 and 405, and the labels of figures follow from this table.
+//! The answers to OPTIONS, the answers 404 and 405, and the labels of the metrics follow from this table.
 
 use super::{App, pages};
 use crate::error::{ACCEPT_PATCH, Error};
@@ -13,7 +13,7 @@ use std::{borrow::Cow, slice};
 /// A path and its methods. HEAD is served wherever GET is, OPTIONS for each path.
 #[derive(Debug)]
 pub(crate) struct Route {
-    /// The path, as in the description and in figures. `{id}` stands for one segment that is not empty.
+    /// The path, as the OpenAPI description and the metrics have it. `{id}` stands for one segment that is not empty.
     pub path: &'static str,
     methods: &'static [(Method, Endpoint, Callers)],
 }
@@ -54,7 +54,7 @@ pub(crate) enum Endpoint {
 /// The endpoint that a request asks for, and the clients that may use it.
 #[derive(Debug)]
 pub(crate) struct FoundRoute {
-    /// The label of the route in figures; `other` if the path has none.
+    /// The value of the label `route` in the metrics: the path of the route, or `other` if the table has no such path.
     pub label: &'static str,
     /// The endpoint, or an error: [`Error::NotFound`], [`Error::MethodNotAllowed`], or [`Error::NotImplemented`] if no
     /// path has such a method.
@@ -146,7 +146,7 @@ fn refuse_path(method: Method, path: &str, ui: bool) -> Error {
     }
 }
 
-/// Returns a path without its further slashes: `/users` for `//users/`.
+/// Returns a path without doubled slashes and without a slash at its end: `/users` for `//users/`.
 pub(crate) fn without_surplus_slashes(path: &str) -> String {
     let segments = path.split('/').filter(|segment| !segment.is_empty());
     segments.flat_map(|segment| ["/", segment]).collect()

@@ -1,12 +1,12 @@
-//! The request that a worker gets when it claims a slot, and the name by which the worker answers it.
+//! The request that a worker takes over from the frontend, and the name by which the worker answers the request.
 
 use crate::budget::Reservation;
 use crate::http::{Cors, Request, RequestId};
 use std::time::Instant;
 
-/// A request that a worker has claimed.
+/// A request that a worker has claimed: the worker has taken over the request from the frontend, and is to answer it.
 pub struct ClaimedRequest {
-    /// The slot of the connection that waits for the answer.
+    /// The name by which the worker answers the request.
     pub slot: Slot,
     /// The request. Its `peer` is the address of the client: the peer of the connection, or the client that a trusted
     /// proxy names; `None` on a Unix socket.
@@ -15,13 +15,14 @@ pub struct ClaimedRequest {
     pub id: RequestId,
     /// The CORS fields of the answer, for a browser with a page of another origin.
     pub cors: Cors,
-    /// Deadline at which the frontend answers the request 503.
+    /// The time at which the frontend answers 503 unless the worker has answered by then.
     pub deadline: Instant,
     /// The reservation of the memory of the request, kept as long as the request; `None` for a small one.
     pub held: Option<Reservation>,
 }
 
-/// The name of a request, by which a worker finds the client that waits for its answer.
+/// The name of a request: the slot of its connection, and the number of the request in this slot. A worker finds the
+/// client that waits for the answer by this name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Slot {
     /// The position of the slot in the table of connections.

@@ -14,8 +14,8 @@ use std::os::{
 use std::path::{Path, PathBuf};
 use std::{collections::BTreeSet, fmt, fs};
 
-/// The most connections that the kernel completes before they are accepted. The kernel lowers it to a bound of its
-/// own.
+/// The most connections that the kernel completes before they are accepted. The kernel lowers this number to a bound of
+/// its own.
 const BACKLOG: i32 = 4096;
 
 /// The most ports that are tried for port 0, until one is free on each address.
@@ -28,7 +28,8 @@ pub struct Listener {
     pub(super) sockets: Vec<Socket>,
     /// The path and the inode of the file of a Unix socket that was bound here.
     file: Option<(PathBuf, u64)>,
-    /// True if a supervisor has passed the sockets: it goes on listening when this process stops.
+    /// True if a supervisor has passed the sockets to this process. The supervisor goes on listening when the process
+    /// stops.
     is_inherited: bool,
 }
 

@@ -50,7 +50,7 @@ pub struct Resources {
     pub budget: Budget,
     /// Answers `/livez` and `/readyz`, which need no worker.
     pub answer_at_once: AnswerAtOnce,
-    /// The figures of the server.
+    /// The metrics of the server.
     pub metrics: Arc<Metrics>,
 }
 

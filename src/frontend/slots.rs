@@ -40,8 +40,8 @@ pub struct Slots {
 #[derive(Default)]
 pub(super) struct SlotContents {
     pub connection: Option<Box<Connection>>,
-    /// True while a ticket that names this slot is on its way to a worker. A newer request of the slot needs no other
-    /// ticket.
+    /// True while a ticket that names this slot is on its way to a worker. If a newer request of the slot is complete
+    /// by then, the worker claims the newer request, so that request needs no ticket of its own.
     pub has_ticket: bool,
 }
 
@@ -54,8 +54,9 @@ impl SlotContents {
 
 /// The functions that workers call.
 impl Slots {
-    /// Claims the requests of a ticket. Leaves out requests whose client does not wait any more. Call it exactly once
-    /// for a ticket, and at once: until then, newer requests of these slots get no ticket.
+    /// Claims the requests in the slots that a ticket names: the calling worker is to answer them. Leaves out requests
+    /// whose client does not wait any more. Call it exactly once for a ticket, and at once: until then, newer requests
+    /// of these slots get no ticket.
     pub fn claim(&self, ticket: &str) -> impl Iterator<Item = ClaimedRequest> {
         ticket.split(['/', ',']).filter_map(|index| {
             let index = index.parse().ok()?;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// The fields of an answer that a page may read, beside the fields that need no permission.
 const READABLE_FIELDS: &str = "ETag, Link, Location, Retry-After, X-Request-Id, Idempotency-Replayed";
-/// The seconds for which a browser need not ask again. Chromium keeps no more.
+/// The seconds for which a browser may reuse the answer to a preflight. Chromium reuses it for no longer.
 const MAX_AGE_SECONDS: &str = "7200";
 /// The field by which a preflight names the fields that the page is about to send.
 const ASKED_FIELDS: &str = "Access-Control-Request-Headers";

@@ -11,8 +11,8 @@ use std::{borrow::Cow, fmt, time::SystemTime};
 /// The bytes that a body of one user, or a head, usually takes at most.
 const USUAL_ANSWER_BYTES: usize = 512;
 
-/// The bytes of the longest body that is copied behind its head. A longer body is moved instead, because its memory
-/// counts.
+/// The bytes of the longest body that is copied behind its head. The head is inserted before a longer body instead,
+/// because a copy would take the memory of the body twice.
 const MAX_COPIED_BYTES: usize = 4 << 10;
 
 /// Tells whether the connection stays open after a response.
@@ -138,9 +138,9 @@ impl Error {
         Response { headers: refusal.headers.clone(), ..Response::json(refusal.status, &refusal) }
     }
 
-    /// Logs the reason that the answer does not tell: the SQL and the database's message, a panic, a lock, a wait that took
-    /// too long; with the id of the request, if there is one. The line of a request tells the status of an error of its
-    /// client's.
+    /// Logs the reason that the answer does not tell: the SQL and the database's message, a panic, a lock, a wait that
+    /// took too long; with the id of the request, if there is one. An error of the client's is not logged here, because
+    /// the log line of the request tells its status.
     pub(crate) fn log(&self, request: Option<&RequestId>) {
         use log::Level::{Error as Severe, Warn};
         match self {

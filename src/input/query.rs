@@ -21,8 +21,8 @@ const EXCLUSIVE_PARAMETERS: [(&str, &[&str]); 4] = [
 /// The message about a value of `id` that no user can have.
 const NOT_AN_ID: &str = "must be an id, one for each parameter, as in id=3&id=5: digits, without a zero in front, up to 9223372036854775807";
 
-/// The most unknown parameters that a refusal names, and the most characters of each: a query of thousands is not
-/// repeated.
+/// The most unknown parameters that a refusal names, and the most characters of each name: the answer must not repeat a
+/// query of thousands of parameters.
 const MAX_NAMES: usize = 10;
 const MAX_NAME_CHARS: usize = 64;
 

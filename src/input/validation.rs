@@ -28,7 +28,7 @@ pub fn schema_file(name: &str, variant: Schema) -> Option<Value> {
     Some(serde_json::from_str(text).expect("a schema of this crate is JSON"))
 }
 
-/// The schemas that bodies are validated against, and the variant of the contract.
+/// The schemas that bodies are validated against, and the setting `SCHEMA` that has chosen them.
 #[derive(Debug)]
 pub struct BodySchemas {
     /// The variant of the contract, which decides how a violation is answered.

@@ -1,7 +1,7 @@
-//! The figures of the service, and the text that Prometheus reads (format 0.0.4).
+//! The metrics of the service, and the text that Prometheus reads (format 0.0.4).
 //!
-//! Owns the figures, their names and labels. Each label has a fixed set of values: none is a path or a text of a
-//! client. Other modules add figures that are looked up at each scrape.
+//! Owns the metrics, their names and labels. Each label has a fixed set of values: none is a path or a text of a
+//! client. Other modules add metrics that are looked up at each scrape.
 
 mod process;
 mod text;
@@ -44,7 +44,7 @@ pub fn build_labels() -> [(&'static str, String); 3] {
     [("version", env!("CARGO_PKG_VERSION").into()), ("commit", commit.into()), ("machine", machine)]
 }
 
-/// The figures of one server.
+/// The metrics of one server.
 pub struct Metrics {
     /// Answered requests, by method, route and status.
     requests: Mutex<BTreeMap<(&'static str, &'static str, u16), u64>>,
@@ -58,11 +58,11 @@ pub struct Metrics {
     pub connections: AtomicU64,
     /// Commands that met a lock and were retried.
     pub lock_retries: AtomicU64,
-    /// Writes the figures of other modules at each scrape.
+    /// Writes the metrics of other modules at each scrape.
     pub write_others: OnceLock<MetricsWriter>,
 }
 
-/// Function that writes figures. It must not block.
+/// Function that writes metrics. It must not block.
 pub type MetricsWriter = Box<dyn Fn(&mut MetricsText) + Send + Sync>;
 
 /// The number of values in each bucket, and their sum. The last bucket has the values above the last end. A histogram
@@ -81,7 +81,7 @@ impl Histogram {
 }
 
 impl Metrics {
-    /// Returns figures that are all zero. `lanes` are the labels of the lanes.
+    /// Returns metrics that are all zero. `lanes` are the labels of the lanes, the queues of commands.
     pub fn new(lanes: &'static [&'static str]) -> Metrics {
         let labels = REFUSAL_LABELS.iter().map(|(_, label)| label).chain(BusyReason::VARIANTS);
         Metrics {
@@ -120,7 +120,7 @@ impl Metrics {
         self.batches[lane].1.lock().add(commands as f64, &BATCH_BUCKETS);
     }
 
-    /// Writes all figures of the service and of its process.
+    /// Writes all metrics of the service and of its process.
     pub fn write(&self, text: &mut MetricsText) {
         text.family("userd_build_info", "gauge", "The version of the service, its commit and the machine.");
         text.value(&build_labels().each_ref().map(|(label, value)| (*label, &**value)), 1);

@@ -1,4 +1,4 @@
-//! The figures of the process that every client library of Prometheus has, read from Linux's /proc. A figure is left
+//! The metrics of the process that every client library of Prometheus has, read from Linux's /proc. A metric is left
 //! out if /proc lacks it.
 
 use super::MetricsText;
@@ -10,7 +10,7 @@ use std::{fs, sync::OnceLock};
 /// The ticks per second of the times in /proc/self/stat: Linux always shows this number to programs.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Writes the figures of the process, read at this moment.
+/// Writes the metrics of the process, read at this moment.
 pub fn write(text: &mut MetricsText) {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -26,7 +26,8 @@ pub fn write(text: &mut MetricsText) {
     if let Ok((most, _)) = getrlimit(Resource::RLIMIT_NOFILE) {
         text.gauge("process_max_fds", "The most file descriptors that may be open.", most);
     }
-    // Computes the figure once. The two clocks behind it differ in their rates, and the figure must not change.
+    // Computes the start time once, because it must not change: the two clocks that it is computed from differ in their
+    // rates.
     static STARTED: OnceLock<Option<f64>> = OnceLock::new();
     if let Some(started) = STARTED.get_or_init(start_time) {
         let help = "When the process started, in seconds since 1970.";

@@ -1,4 +1,4 @@
-//! Prometheus' text format, 0.0.4: families of figures with their help and kind, and samples with their labels.
+//! Prometheus' text format, 0.0.4: families of metrics with their help and kind, and samples with their labels.
 
 use super::Histogram;
 use std::fmt::Display;

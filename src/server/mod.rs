@@ -37,7 +37,7 @@ pub struct Server {
 /// database first, and wants to know before that whether the address is free.
 pub struct BoundServer {
     listener: Listener,
-    /// Chooses the requests that fail or are controls, in a service for tests.
+    /// Chooses the requests that are made to fail, and the requests to the test harness, in a service for tests.
     pub(crate) intercept: Option<Intercept>,
 }
 

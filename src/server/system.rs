@@ -6,7 +6,8 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 use parking_lot::Mutex;
 use std::{fs, io, thread};
 
-/// The descriptors of one database session: its socket twice, and three that its runtime waits with.
+/// The descriptors of one database session: two for its socket, and three with which the async runtime of the database
+/// client waits for events.
 const SESSION_DESCRIPTORS: u64 = 5;
 
 /// The descriptors that are left to the rest of the process, which may open them after the start. A start succeeds

@@ -47,8 +47,8 @@ pub struct Context {
     pub warnings: Arc<Warnings>,
     /// The kernel's queue of readiness events.
     pub poll: Poll,
-    /// The buffer that every connection reads into: only a connection with an incomplete request needs a buffer of its
-    /// own.
+    /// The buffer that every connection reads into. A connection has a buffer of its own only while its request is
+    /// incomplete.
     pub scratch: Box<[u8]>,
     pub resources: Resources,
     /// The deadline of a stop; `None` until a stop begins. During a stop, idle connections are closed.
@@ -64,7 +64,8 @@ pub type Admission = Arc<()>;
 pub enum Action {
     /// Wait until the socket has an event or a worker answers.
     Wait,
-    /// Write a ticket for the request of the connection, unless a ticket names the slot already.
+    /// Tell a worker of the complete request by a ticket, a line to tiny_http that names the slot of the connection. Do
+    /// nothing if a ticket on its way names the slot already.
     Ticket,
     /// Free memory, by closing this connection if no other one may be closed, and call the connection again.
     FreeMemory,

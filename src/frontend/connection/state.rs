@@ -34,7 +34,7 @@ pub(super) enum State {
     Lingering { until: Instant },
 }
 
-/// The label of each state in figures, as `userd_http_connections` has it.
+/// The label of each state in the metric `userd_http_connections`.
 pub const STATE_LABELS: [&str; 5] = ["idle", "reading", "working", "writing", "closing"];
 
 /// How far a complete request has come.

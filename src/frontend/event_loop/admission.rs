@@ -23,8 +23,8 @@ use std::{cmp::Reverse, collections::HashMap, net::IpAddr, os::fd::AsRawFd, sync
 const MAX_ACCEPTS: usize = 64;
 /// The pause of accepting if the system has no descriptor or memory left for a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How long a client may move no byte before its answer or its incomplete request may be given up for memory. Distant
-/// clients need up to half a second to acknowledge bytes, and a client may pause.
+/// How long a client may send and take no byte before its incomplete request or its answer may be dropped to free
+/// memory. Distant clients need up to half a second to acknowledge bytes, and a client may pause.
 const MIN_STALL_TIME: Duration = Duration::from_secs(1);
 /// The part of the budget that is freed when a worker waits for memory: `1 / FREED_PART`.
 const FREED_PART: usize = 8;

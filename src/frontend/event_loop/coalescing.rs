@@ -13,12 +13,13 @@ use std::{io, thread};
 /// How long the event loop waits for the next requests of clients that were answered together. Measured on two cores:
 /// eight clients on the same machine need less.
 const MAX_WAIT: Duration = Duration::from_micros(200);
-/// Waits in a row that may end without all of these requests, until waits are left out.
+/// The number of waits in a row that end before all expected requests have come, after which waits are left out.
 const MAX_MISSES: u32 = 4;
-/// Waits that are left out after [`MAX_MISSES`]: the clients do not send one request after the other.
+/// The number of waits that are left out after [`MAX_MISSES`]: the clients of the moment do not send their next
+/// requests at once, so a wait would only delay requests.
 const SKIPPED_WAITS: u32 = 32;
 
-/// Decides whether requests wait, by what the last waits have brought.
+/// Decides whether the event loop waits for further requests: not if the last waits were in vain.
 #[derive(Default)]
 pub(super) struct Coalescing {
     misses: u32,
@@ -44,7 +45,7 @@ impl Coalescing {
 
 impl EventLoop {
     /// Reads from the connections until as many requests are complete as clients were answered together, for
-    /// [`MAX_WAIT`] at most. Never sleeps, as a request is complete already.
+    /// [`MAX_WAIT`] at most. Never sleeps, because a complete request waits already.
     pub(super) fn coalesce(&mut self, events: &mut Events) -> io::Result<()> {
         let expected = self.slots.answered_together.swap(0, Ordering::Relaxed);
         if self.slots_without_ticket.len() >= expected || self.coalescing.skips_next_wait() {

@@ -30,9 +30,11 @@ const TIMER: Token = Token(usize::MAX - 3);
 const MAX_EVENTS: usize = 1024;
 /// The most bytes of one read from a socket: a client that sends many requests at once takes up no more memory.
 const MAX_READ_BYTES: usize = 16 * 1024;
-/// How often a stop still accepts clients, because closing the listener resets the connections in its backlog.
+/// How often a stop calls [`EventLoop::accept`]. The clients that have connected before the stop are accepted, because
+/// closing the listener would reset their connections.
 const MAX_LAST_ACCEPTS: usize = 64;
-/// The most slots that one ticket names. One worker gets a ticket, so the requests of a crowd are spread over several.
+/// The most requests that one worker is handed at once. A ticket names the slots of connections with a complete
+/// request, and one worker gets the ticket. If more requests arrive at once, several workers share them.
 const MAX_TICKET_SLOTS: usize = 32;
 /// The shortest time between two sweeps, each of which looks at the deadlines of all connections.
 const SWEEP_PAUSE: Duration = Duration::from_millis(20);
@@ -43,7 +45,7 @@ pub struct EventLoop {
     pub slots: Arc<Slots>,
     listener: Option<Listener>,
     ticket_stream: UnixStream,
-    /// Slots with a complete request that no ticket names yet: the next tickets name them.
+    /// Slots of connections with a complete request that no worker was told of yet: the next tickets name these slots.
     slots_without_ticket: Vec<u32>,
     /// The permit of which each open connection has a clone: the number of clones tells the number of connections. A
     /// surplus connection, which only gets a 503, has none.
@@ -79,8 +81,9 @@ impl EventLoop {
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), WAKER)?;
         let slots = Arc::new(Slots::new(limits.clone(), resources.budget.clone(), waker));
-        // Lets writes to tiny_http block. They wait only for its reading thread, which waits for no client, and a slot
-        // is named by one ticket at a time.
+        // Lets writes to tiny_http block. Such a write waits only for the thread of tiny_http that reads, and this
+        // thread waits for no client. At most one ticket on its way names a slot, so the tickets on their way are
+        // bounded.
         ticket_stream.set_nonblocking(false)?;
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC)?;
         listener.sockets.iter().try_for_each(|socket| register(&poll, socket, LISTENER))?;
@@ -118,14 +121,15 @@ impl EventLoop {
         loop {
             let timeout = self.timeout()?;
             self.poll(&mut events, timeout)?;
-            // A ticket wakes two threads, so the loop looks for further complete requests before it writes one.
+            // Looks for further complete requests before a ticket is written, because each ticket wakes two threads:
+            // one ticket for several requests costs less than several tickets.
             if !self.slots_without_ticket.is_empty() {
                 self.poll(&mut events, Some(Duration::ZERO))?;
                 self.coalesce(&mut events)?;
             }
             let now = self.context.now;
-            // Accepts clients after it has read: accepting may close connections that are idle, and a read may show
-            // that one is not.
+            // Accepts clients only after the connections were read from: accepting may close an idle connection, and a
+            // read may show that a connection is not idle.
             if self.accept_at.is_some_and(|at| at <= now) {
                 self.accept();
             }
@@ -205,7 +209,8 @@ impl EventLoop {
     fn call_connection(&mut self, index: u32, work: impl FnOnce(&mut Connection, &mut Context) -> Action) {
         let Some(mut entry) = self.slots.lock(index) else { return };
         let SlotContents { connection: Some(connection), has_ticket } = &mut *entry else { return };
-        // A panic ends one connection alone: the logger of a program that embeds the service may panic.
+        // Catches a panic, so that it ends this connection alone: the logger of a program that embeds the service may
+        // panic.
         let work = AssertUnwindSafe(|| work(connection, &mut self.context));
         let action = catch_unwind(work).unwrap_or_else(|_| {
             self.context.scratch = scratch();
@@ -229,7 +234,8 @@ impl EventLoop {
         }
     }
 
-    /// Writes the tickets for the requests that this iteration has completed to tiny_http, with one call.
+    /// Tells the workers of the requests that have become complete in this iteration: writes tickets that name the
+    /// slots of these requests to tiny_http, with one system call.
     fn write_tickets(&mut self) -> io::Result<()> {
         if self.slots_without_ticket.is_empty() {
             return Ok(());

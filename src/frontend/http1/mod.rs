@@ -49,7 +49,7 @@ fn next_line(bytes: &[u8], most: usize, too_long: Error) -> Result<Option<&[u8]>
     }
 }
 
-/// Returns true if a byte may stand in a line: all but control bytes, of which only tabs may.
+/// Returns true if a byte may stand in a line: a tab, or a byte that is no control byte.
 fn is_line_byte(byte: u8) -> bool {
     (byte >= b' ' && byte != 0x7f) || byte == b'\t'
 }

@@ -36,8 +36,8 @@ const TIME_PER_WRITE: Duration = Duration::from_micros(20);
 /// A batch that is in flight for longer counts as stuck: most likely it waits for a lock.
 const STUCK_BATCH_TIME: Duration = Duration::from_millis(5);
 
-/// The most users that the lists in flight may have when another list starts. With one more page, this bounds the
-/// memory of their rows.
+/// The most users that the lists in flight may have when another list starts. The lists in flight have at most one page
+/// more than this, so the memory of their rows has a bound.
 const MAX_LISTED_USERS: usize = page::MAX_USERS as usize;
 
 /// The longest time that a password may wait for the threads that hash.
@@ -195,8 +195,8 @@ impl<T> Lanes<T> {
         times.filter(|at| *at > now).min()
     }
 
-    /// Records the end of a batch. The caller then queues each of its commands again, or calls [`Lanes::free_row`] with
-    /// it.
+    /// Records the end of a batch. The caller then queues each command of the batch again, or calls [`Lanes::free_row`]
+    /// with the command.
     pub fn end_batch(&mut self, batch: &Batch<T>, now: Instant) {
         let queue = &mut self.queues[batch.queue];
         let place = queue.in_flight.iter().position(|other| *other == batch.started);

@@ -1,4 +1,4 @@
-//! Requests that a test makes fail, and controls: requests to the test harness instead of the service.
+//! Requests that a test makes fail, and controls, which are requests to the test harness instead of the service.
 
 use super::{Dispatch, Job, MAX_MEMORY_WAIT, catch_panic};
 use crate::frontend::ClaimedRequest;

@@ -57,7 +57,7 @@ const MAX_RECEIVERS: usize = 2;
 /// The most clients whose next requests are to make one batch again: more clients make large batches in any case.
 const MAX_COALESCED_CLIENTS: usize = 16;
 
-/// The pause between two looks whether a thread has ended, at a stop.
+/// The time for which a stop sleeps before it looks again whether a thread has ended.
 const END_PAUSE: Duration = Duration::from_millis(1);
 
 /// A queued command, and the request that the command answers.

@@ -1,5 +1,5 @@
-//! The two ends of a request in a worker: it is received from tiny_http and judged; it is answered, counted and
-//! logged. Also the figures of the requests in between.
+//! The two ends of a request in a worker: it is received from tiny_http and judged; it is answered, counted and logged.
+//! Also the metrics of the requests that wait in between.
 
 use super::{Dispatch, Treatment, Workers, faults};
 use crate::app::Verdict;
@@ -14,12 +14,12 @@ use std::{convert::identity, fmt, mem, sync::Arc};
 
 /// The most requests that a worker judges before it queues their commands for all workers.
 const MAX_JUDGED_REQUESTS: usize = 256;
-/// The most requests that a worker answers by itself before it queues the commands that it has, which would wait for
-/// more answers.
+/// The most requests that a worker answers by itself before it queues the commands that it has made. Otherwise these
+/// commands would wait until further requests are answered.
 const MAX_ANSWERED_REQUESTS: usize = 8;
 
-/// An answer of more bytes needs a memory reservation of its own.
-const MIN_RESERVED_BYTES: usize = 16 << 10;
+/// The most bytes of an answer that needs no memory reservation of its own.
+const MAX_UNRESERVED_BYTES: usize = 16 << 10;
 
 /// The longest time that a large answer waits for its memory.
 pub(super) const MAX_MEMORY_WAIT: Duration = Duration::from_secs(2);
@@ -37,18 +37,19 @@ pub(super) struct Job {
     pub claimed: ClaimedRequest,
     /// The bytes of the answer after which a test has the connection closed; `None` for a whole answer.
     pub cut: Option<usize>,
-    /// The time at which the ticket of the request was received.
+    /// The time at which the worker received the request from tiny_http.
     received: Instant,
-    /// The label of the request's route in figures.
+    /// The value of the label `route` in the metrics, for the route of the request.
     label: &'static str,
     /// The name of the rights that the token of the request gives, for the log; empty without a token.
     token: &'static str,
 }
 
 impl Workers {
-    /// Returns the function that writes the figures of waiting requests and of connections.
+    /// Returns the function that writes the metrics of waiting requests and of connections.
     pub fn metrics_writer(&self) -> MetricsWriter {
-        // Keeps a weak reference, because the threads own the figures.
+        // Keeps a weak reference: `dispatch` owns the metrics, which will own this function, so with a strong reference
+        // neither would ever be freed.
         let dispatch = Arc::downgrade(&self.dispatch);
         Box::new(move |text| {
             let Some(dispatch) = dispatch.upgrade() else { return };
@@ -67,14 +68,15 @@ impl Workers {
 }
 
 impl Dispatch {
-    /// Waits for a ticket, and judges its requests and the requests of further tickets that are there. Answers the
-    /// requests that need no database, and returns the commands of the remaining ones.
+    /// Waits for a ticket, which names complete requests, and judges these requests and those of further tickets that
+    /// are there. Answers the requests that need no database, and returns the commands of the remaining ones.
     pub(super) fn receive(self: &Arc<Self>) -> Vec<Box<Task>> {
         let mut next = self.server.recv().map(Some);
         let (received, mut judged, mut answered) = (Instant::now(), Vec::new(), 0);
         while let Ok(Some(ticket)) = next {
             let claimed: Vec<ClaimedRequest> = self.slots.claim(ticket.url()).collect();
-            // Drops the ticket without an answer over tiny_http, because answers go to the slots.
+            // Drops the ticket without an answer over tiny_http, because the workers write the answers of its requests
+            // to the sockets of the clients.
             drop(ticket.into_writer());
             for claimed in claimed {
                 let id = claimed.id.clone();
@@ -82,7 +84,7 @@ impl Dispatch {
                     Ok(Some(task)) => judged.push(task),
                     _ => answered += 1,
                 }
-                // Queues the commands so far, so that they do not wait for more answers.
+                // Queues the commands so far, so that they do not wait while this worker answers further requests.
                 if answered >= MAX_ANSWERED_REQUESTS && !judged.is_empty() {
                     answered = 0;
                     self.submit(mem::take(&mut judged));
@@ -120,7 +122,7 @@ impl Dispatch {
             }
         };
         let mut job = Job { claimed, cut: None, received, label, token };
-        // Drops the fields and the body: the log line needs the method and the path.
+        // Drops the header fields and the body to free their memory: the log line needs only the method and the path.
         (job.claimed.request.raw_headers, job.claimed.request.body) = (String::new(), Vec::new());
         match (fault, judged) {
             (Some(Treatment::Fault(fault)), judged) => faults::inject(Arc::clone(self), fault, job, judged),
@@ -150,7 +152,7 @@ impl Dispatch {
     /// request.
     pub(super) fn send(&self, job: &mut Job, response: Response, memory_wait: Duration) {
         let bytes = response.memory();
-        if bytes > MIN_RESERVED_BYTES {
+        if bytes > MAX_UNRESERVED_BYTES {
             let deadline = job.claimed.deadline.min(Instant::now() + memory_wait);
             job.claimed.held = self.app.operations.budget.reserve(bytes, deadline);
             if job.claimed.held.is_none() {
