@@ -117,8 +117,8 @@ pub mod internals {
     pub use crate::frontend::http1::framing::Framing;
     pub use crate::frontend::http1::{Arrived, Parsed};
     pub use crate::operations::{Command, Create, Delete, Outcome, Update, list::PAGES};
-    pub use crate::private_postgres::{Cluster, Shared, connection_string};
-    pub use crate::users::idempotency::{Fingerprint, Key};
+    pub use crate::private_postgres::{Cluster, SharedServer, connection_string};
+    pub use crate::users::idempotency::{Fingerprint, KeyDigest};
     pub use crate::users::password::Hasher;
     pub use crate::users::revision::{Condition, Revision};
     pub use crate::users::user::{MAX_USER_BYTES, NewUser, UserChanges};

@@ -174,7 +174,7 @@ pub(super) fn try_service(
     for _ in 0..MAX_TRIES {
         let isolated = client.build_transaction().isolation_level(IsolationLevel::ReadCommitted);
         let mut transaction = isolated.start()?;
-        transaction.batch_execute(&(settings::statements("set local", MAX_STATEMENT_TIME) + SET_UP))?;
+        transaction.batch_execute(&(settings::setup_statements("set local", MAX_STATEMENT_TIME) + SET_UP))?;
         let row = transaction.query_typed_one(VALUES, &[])?;
         let values = [("id", "0"), ("key", row.get(0)), ("password_hash", UNMATCHED_HASH)];
         let values = values.map(|(name, value)| (name.to_owned(), value.to_owned())).into();

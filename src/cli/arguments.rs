@@ -14,7 +14,7 @@ pub struct Args {
     pub verb: Verb,
     matches: ArgMatches,
     /// Variables that the command line has set, each with its source: `argument`, or `--env-file`.
-    pub assigned: BTreeMap<String, &'static str>,
+    pub assigned_variables: BTreeMap<String, &'static str>,
 }
 
 impl Args {
@@ -40,7 +40,7 @@ impl Args {
         };
         let (verb, matches) = matches.remove_subcommand().unwrap_or((String::new(), matches));
         let verb = commands::find_verb(&verb);
-        Ok(Some(Args { verb, matches, assigned: BTreeMap::new() }))
+        Ok(Some(Args { verb, matches, assigned_variables: BTreeMap::new() }))
     }
 
     /// Returns whether the command line has an option.

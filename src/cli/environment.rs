@@ -28,7 +28,7 @@ pub fn set_variables(args: &mut Args) -> Result<(), Failure> {
         if place == "argument" || variable(&name).is_none() {
             // SAFETY: the process has one thread, so no other thread reads or writes the environment.
             unsafe { env::set_var(&name, text) };
-            args.assigned.insert(name, place);
+            args.assigned_variables.insert(name, place);
         }
     }
     Ok(())

@@ -10,13 +10,13 @@ use tempfile::{Builder, TempPath};
 pub struct Output {
     pub to: File,
     /// The temporary file, which is removed when it is dropped, and the path that it gets at the end.
-    unfinished: Option<(TempPath, PathBuf)>,
+    unfinished_file: Option<(TempPath, PathBuf)>,
 }
 
 impl Output {
     /// Opens `file`, or standard output if it is `None`. With `secret`, only its owner may read the file.
     pub fn open(file: Option<&Path>, secret: bool) -> Result<Output, Failure> {
-        let as_it_is = |to: File| Output { to, unfinished: None };
+        let as_it_is = |to: File| Output { to, unfinished_file: None };
         let opened = check_link(file).and_then(|()| match file {
             None => nix::unistd::dup(io::stdout()).map(File::from).map(as_it_is).map_err(io::Error::from),
             Some(file) if fs::metadata(file).is_ok_and(|found| !found.is_file()) => {
@@ -38,12 +38,12 @@ impl Output {
         let mut cleanup = signals::EXIT_CLEANUP.lock();
         let (to, path) = Builder::new().permissions(mode).tempfile_in(directory)?.into_parts();
         cleanup.file = Some(path.to_path_buf());
-        Ok(Output { to, unfinished: Some((path, target)) })
+        Ok(Output { to, unfinished_file: Some((path, target)) })
     }
 
     /// Gives the file its name after it has reached the disk.
     pub fn finish(self) -> io::Result<()> {
-        let Some((path, target)) = self.unfinished else { return Ok(()) };
+        let Some((path, target)) = self.unfinished_file else { return Ok(()) };
         self.to.sync_all()?;
         // Locks `EXIT_CLEANUP`, for which a signal waits, so that no signal ends the process after the file has got its
         // name.

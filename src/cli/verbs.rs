@@ -68,7 +68,7 @@ pub fn config(args: &Args) -> Result<(), Failure> {
     }
     let rows = config.in_force(environment::lookup(args));
     for InForce { variable, value, source } in &rows {
-        let place = args.assigned.get(*variable).filter(|_| *source == "environment");
+        let place = args.assigned_variables.get(*variable).filter(|_| *source == "environment");
         print(format!("{variable:<20} {value:<24} {}\n", place.unwrap_or(source)))?;
     }
     Ok(())

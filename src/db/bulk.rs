@@ -176,7 +176,7 @@ pub struct TakenLine {
 }
 
 /// Stages users with one statement, which is quickest with some 2000 users.
-pub fn stage(import: &mut Transaction, users: &[StagedUser]) -> Result<(), Error> {
+pub fn stage_users(import: &mut Transaction, users: &[StagedUser]) -> Result<(), Error> {
     let row = |StagedUser { line, id, hash, created_at, updated_at, new }: &StagedUser| {
         let NewUser { name, email, password: _ } = new;
         json!({
@@ -207,7 +207,7 @@ pub fn remove_taken(import: &mut Transaction, skips_existing: bool, limit: i64) 
 }
 
 /// Stores the staged users and their hashes, with the ids of the file if `keep_ids` is set. Returns the number of stored users.
-pub fn store(import: &mut Transaction, keep_ids: bool) -> Result<u64, Error> {
+pub fn store_staged(import: &mut Transaction, keep_ids: bool) -> Result<u64, Error> {
     if keep_ids {
         // Moves the sequence first, so that no other session draws an id of the file. A rollback does not move it back.
         import.query_typed(RESERVE_IDS, &[])?;

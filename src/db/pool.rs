@@ -22,7 +22,7 @@ pub struct Pool {
     acquire_timeout: Duration,
     /// The longest time that a statement may take.
     pub statement_timeout: Duration,
-    figures: Counters,
+    counters: Counters,
 }
 
 /// Counters of waits for a session, and of statements that were executed again.
@@ -45,7 +45,7 @@ impl Pool {
         /// time between two tries.
         const MAX_RECONNECT_TIME: Duration = Duration::from_secs(1);
         let statement_timeout = servers.statement_timeout();
-        let set_up = settings::statements("set", statement_timeout);
+        let set_up = settings::setup_statements("set", statement_timeout);
         let manager = SessionManager { servers: servers.clone(), set_up, last_log_at: Mutex::default() };
         // Takes one thread: r2d2's default of three threads is for pools that often open many sessions.
         let threads = ScheduledThreadPool::builder()
@@ -63,7 +63,7 @@ impl Pool {
             .error_handler(Box::new(NopErrorHandler))
             .build_unchecked(manager);
         let (sessions, acquire_timeout) = (Some(sessions), config.db_acquire_timeout);
-        Pool { sessions, servers, acquire_timeout, statement_timeout, figures: Counters::default() }
+        Pool { sessions, servers, acquire_timeout, statement_timeout, counters: Counters::default() }
     }
 
     /// Executes a statement and returns its rows. With a `deadline`, the statement is a change for a request that has to be answered by
@@ -87,7 +87,7 @@ impl Pool {
             let mut session = self.take_session()?;
             if deadline.is_some() && !session.is_alive() {
                 self.servers.epoch.end(session.epoch);
-                self.figures.broken.fetch_add(1, Ordering::Relaxed);
+                self.counters.broken.fetch_add(1, Ordering::Relaxed);
                 continue;
             }
             let prepared = session.prepare(sql, params);
@@ -123,7 +123,7 @@ impl Pool {
                 return Err(if is_harmless { lost(failure.failure).into() } else { failure.failure });
             }
             is_repeated = true;
-            let count = if is_broken { &self.figures.broken } else { &self.figures.stale };
+            let count = if is_broken { &self.counters.broken } else { &self.counters.stale };
             count.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -139,15 +139,15 @@ impl Pool {
         let most = self.sessions().max_size();
         text.gauge("userd_database_sessions_max", "The most sessions that the pool opens.", most);
         let help = "How often a session was waited for.";
-        text.counter("userd_database_session_waits_total", help, get(&self.figures.waits));
+        text.counter("userd_database_session_waits_total", help, get(&self.counters.waits));
         let help = "Waits for a session that were in vain.";
-        text.counter("userd_database_session_timeouts_total", help, get(&self.figures.timeouts));
+        text.counter("userd_database_session_timeouts_total", help, get(&self.counters.timeouts));
         let help =
             "Statements executed again, by what they met: a lock, a broken connection, a session of no use.";
         text.family("userd_database_retries_total", "counter", help);
         text.value(&[("reason", "lock")], lock_retries);
-        text.value(&[("reason", "connection")], get(&self.figures.broken));
-        text.value(&[("reason", "session")], get(&self.figures.stale));
+        text.value(&[("reason", "connection")], get(&self.counters.broken));
+        text.value(&[("reason", "session")], get(&self.counters.stale));
     }
 
     /// Returns the pool of r2d2.
@@ -162,10 +162,10 @@ impl Pool {
             let session = match self.sessions().try_get() {
                 Some(session) => session,
                 None => {
-                    self.figures.waits.fetch_add(1, Ordering::Relaxed);
+                    self.counters.waits.fetch_add(1, Ordering::Relaxed);
                     let left = deadline.saturating_duration_since(Instant::now());
                     self.sessions().get_timeout(left).map_err(|error| {
-                        self.figures.timeouts.fetch_add(1, Ordering::Relaxed);
+                        self.counters.timeouts.fetch_add(1, Ordering::Relaxed);
                         Error::Unavailable(format!("no database connection became free: {error}").into())
                     })?
                 }

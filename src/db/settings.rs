@@ -41,7 +41,7 @@ fn needed_settings(statement_timeout: Duration) -> [(&'static str, String); 7] {
 }
 
 /// Returns the statements that set up a session of a service. `set` is the command: `set`, or `set local` for one transaction.
-pub fn statements(set: &str, statement_timeout: Duration) -> String {
+pub fn setup_statements(set: &str, statement_timeout: Duration) -> String {
     needed_settings(statement_timeout).map(|(name, value)| format!("{set} {name} = '{value}'; ")).concat()
 }
 

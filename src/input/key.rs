@@ -2,14 +2,14 @@
 
 use crate::error::Error;
 use crate::http::Request;
-use crate::users::idempotency::Key;
+use crate::users::idempotency::KeyDigest;
 
 /// The most characters of a key.
 const MAX_KEY_CHARS: usize = 255;
 
 /// Parses the `Idempotency-Key` of a request: 1 to 255 visible ASCII characters, or these as a structured string
 /// without escapes. `None` if the request has no key; [`Error::BadRequest`] if it is malformed or there are several.
-pub fn idempotency_key(request: &Request) -> Result<Option<Key>, Error> {
+pub fn idempotency_key(request: &Request) -> Result<Option<KeyDigest>, Error> {
     const MALFORMED: Error =
         Error::BadRequest("Idempotency-Key holds not just 1 to 255 visible ASCII characters");
     let mut fields = request.header_values("idempotency-key");
@@ -23,7 +23,7 @@ pub fn idempotency_key(request: &Request) -> Result<Option<Key>, Error> {
         Some(quoted) => quoted.strip_suffix('"').filter(|text| !text.contains(['"', '\\'])),
     };
     match text.filter(is_key) {
-        Some(text) if fields.next().is_none() => Ok(Some(Key::new(text))),
+        Some(text) if fields.next().is_none() => Ok(Some(KeyDigest::new(text))),
         _ => Err(MALFORMED),
     }
 }
@@ -52,7 +52,7 @@ mod tests {
             (&format!("\"{longest}\""), &longest),
         ];
         for (value, text) in rows {
-            assert_eq!(parse(&[value]).unwrap(), Some(Key::new(text)), "{value}");
+            assert_eq!(parse(&[value]).unwrap(), Some(KeyDigest::new(text)), "{value}");
         }
         let malformed = [
             "",

@@ -8,7 +8,7 @@ use crate::db::{Failure, Pool, session::Param};
 use crate::error::Error;
 use crate::http::{Request, Response, counted_address};
 use crate::input::{self, etag, validation::BodySchema};
-use crate::users::idempotency::{Fingerprint, Key};
+use crate::users::idempotency::{Fingerprint, KeyDigest};
 use crate::users::password::{PasswordHash, PasswordMatch};
 use crate::users::user::{NewUser, User};
 use postgres::{Row, types::Type};
@@ -21,7 +21,7 @@ pub struct Create {
     /// The fields of the body.
     pub user: NewUser,
     /// The idempotency key, and the fingerprint of the body, which tells a repeat from another create with the key.
-    pub key: Option<(Key, Fingerprint)>,
+    pub key: Option<(KeyDigest, Fingerprint)>,
     /// The hash of the password; `None` until it is made.
     pub hash: Option<PasswordHash>,
     /// The address of the client, whose wrong passwords are counted.
@@ -116,7 +116,7 @@ pub(crate) const FIND_KEPT_ANSWER: &str = "
 
 /// The user that a create, or an earlier create with its key, has stored.
 #[derive(Debug)]
-pub struct Created {
+pub struct StoredUser {
     /// The user, as the create has stored it.
     pub user: User,
     /// The fingerprint of the body of the earlier create, if an earlier create has stored the user. The caller still
@@ -157,7 +157,7 @@ impl Create {
 
     /// Executes the create with a statement of its own. Returns the user that it, or an earlier create with its key,
     /// has stored.
-    pub(crate) fn store(&self, operations: &Operations, deadline: Instant) -> Result<Created, Failure> {
+    pub(crate) fn store(&self, operations: &Operations, deadline: Instant) -> Result<StoredUser, Failure> {
         match Create::execute_batch(&operations.pool, &[self], deadline) {
             Err(Failure::Error(Error::AlreadyExists)) => self.read_stored(operations, None),
             rows => self.read_stored(operations, rows?.first()),
@@ -166,7 +166,7 @@ impl Create {
 
     /// Reads the user from the row of a create. Without a row, the address or the key is taken: returns the answer of
     /// an earlier create with the key, or [`Error::AlreadyExists`].
-    fn read_stored(&self, operations: &Operations, row: Option<&Row>) -> Result<Created, Failure> {
+    fn read_stored(&self, operations: &Operations, row: Option<&Row>) -> Result<StoredUser, Failure> {
         if let Some(row) = row {
             return Ok(operations.read_created(row)?);
         }
@@ -178,13 +178,13 @@ impl Create {
 impl Operations {
     /// Finds the answer that is kept for a key, unless it has expired. One round trip. [`Error::Gone`] if the user of
     /// the answer was deleted.
-    fn find_kept_answer(&self, key: &Key) -> Result<Option<Created>, Failure> {
+    fn find_kept_answer(&self, key: &KeyDigest) -> Result<Option<StoredUser>, Failure> {
         let rows = self.pool.execute(FIND_KEPT_ANSWER, &[(&key.0.as_slice(), Type::BYTEA)], None)?;
         Ok(rows.first().map(|row| self.read_created(row)).transpose()?)
     }
 
     /// Reads a row of a create, or of a kept answer.
-    fn read_created(&self, row: &Row) -> Result<Created, Error> {
+    fn read_created(&self, row: &Row) -> Result<StoredUser, Error> {
         // The row has nulls if its user was deleted, because a delete erases the kept answer.
         row.try_get::<_, Option<i64>>("id")?.ok_or(Error::Gone)?;
         let (mut earlier, mut password_hash) = (None, None);
@@ -193,7 +193,7 @@ impl Operations {
             earlier = Some(Fingerprint(digest));
             password_hash = row.try_get::<_, Option<String>>("password_hash")?.map(PasswordHash::from_phc);
         }
-        Ok(Created { user: self.read_user(row)?, earlier, password_hash })
+        Ok(StoredUser { user: self.read_user(row)?, earlier, password_hash })
     }
 }
 
@@ -235,7 +235,7 @@ impl Change for Create {
 }
 
 impl Create {
-    fn answer(&mut self, operations: &Operations, created: &Created) -> Result<Outcome, Failure> {
+    fn answer(&mut self, operations: &Operations, created: &StoredUser) -> Result<Outcome, Failure> {
         if created.earlier.is_none() {
             Ok(created.answer().into())
         } else if self.hash.take().is_some() {
@@ -248,7 +248,7 @@ impl Create {
     }
 
     /// Gives the answer of the earlier create with the key, if that create had the same body and password.
-    fn answer_repeat(&self, operations: &Operations, kept: &Created) -> Result<Outcome, Failure> {
+    fn answer_repeat(&self, operations: &Operations, kept: &StoredUser) -> Result<Outcome, Failure> {
         if self.key.map(|(_, own)| own) != kept.earlier {
             return Err(Error::KeyReused.into());
         }
@@ -265,7 +265,7 @@ impl Create {
     }
 }
 
-impl Created {
+impl StoredUser {
     fn answer(&self) -> Response {
         let location = format!("/users/{}", self.user.id);
         Response::json(201, &self.user).with("Location", location).with("ETag", etag(self.user.revision()))

@@ -38,7 +38,7 @@ type PeerAndAccount = (PeerKey, u64);
 #[derive(Debug, Default)]
 struct Attempts {
     /// The time by which a test has put the clock ahead.
-    advanced: Duration,
+    clock_lead: Duration,
     pairs: HashMap<PeerAndAccount, Count>,
 }
 
@@ -94,7 +94,7 @@ impl Throttle {
     /// Puts the clock ahead for a test.
     #[cfg(any(test, feature = "testing"))]
     pub fn advance(&self, time: Duration) {
-        self.attempts.lock().advanced += time;
+        self.attempts.lock().clock_lead += time;
     }
 
     fn pair_for(&self, email: &str, peer: PeerKey) -> PeerAndAccount {
@@ -128,7 +128,7 @@ impl Drop for Attempt {
 
 impl Attempts {
     fn now(&self) -> Instant {
-        Instant::now() + self.advanced
+        Instant::now() + self.clock_lead
     }
 
     /// Frees a place for a pair of this peer if all places are taken. Forgets the pairs without a wrong password in the

@@ -72,14 +72,14 @@ impl Account {
 
     /// Returns the account's user and group if this process is root's, else `None`. The process can become this user as
     /// soon as the [`Cluster`](super::Cluster) runs, because nothing needs root's rights any more.
-    pub fn instead_of_root(&self) -> Option<(u32, u32)> {
+    pub fn ids_if_root(&self) -> Option<(u32, u32)> {
         Uid::effective().is_root().then_some((self.uid, self.gid))
     }
 
     /// Runs a function with the account's rights to files. Threads and processes that the function starts have these
     /// rights, too.
     pub fn with_rights<T: Send>(&self, run: impl FnOnce() -> T + Send) -> T {
-        let Some((uid, gid)) = self.instead_of_root() else { return run() };
+        let Some((uid, gid)) = self.ids_if_root() else { return run() };
         let run_as_account = || {
             let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
             // Makes the system call, because the C library's function would change all threads of the process.
@@ -101,14 +101,14 @@ impl Account {
     pub(super) fn command(&self, program: impl AsRef<Path>) -> Command {
         let mut command = Command::new(program.as_ref());
         command.env_clear().envs(PASSED_VARIABLES.iter().filter_map(|name| Some((name, env::var_os(name)?))));
-        if let Some((uid, gid)) = self.instead_of_root() {
+        if let Some((uid, gid)) = self.ids_if_root() {
             command.uid(uid).gid(gid);
         }
         command
     }
 
     /// Checks that the account may enter `dir` and its ancestors. Must be called with the account's rights.
-    pub(super) fn check_entry(&self, dir: &Path) -> Result<()> {
+    pub(super) fn check_may_enter(&self, dir: &Path) -> Result<()> {
         let is_closed = |dir: &&Path| {
             let entered = fs::metadata(dir.join("."));
             entered.is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)

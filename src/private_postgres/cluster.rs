@@ -4,7 +4,7 @@
 use super::directory::{self, ClusterDir};
 use super::initdb::make_cluster;
 use super::server::{self, ServerProcess};
-use super::{Account, ClusterError, GoOn, Result, Wait, connect, connection_string, programs};
+use super::{Account, ClusterError, Result, ShouldGoOn, Wait, connect, connection_string, programs};
 use postgres::error::SqlState;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -44,7 +44,7 @@ impl Cluster {
     /// # Errors
     /// One line that says what to do, if PostgreSQL, its right version or its user is missing; if its programs do not
     /// start; if the directory is unusable, another user's or in use; or if `initdb` or the server fails.
-    pub fn open(dir: &Path, max_connections: u32, joins: bool, go_on: GoOn) -> Result<Cluster> {
+    pub fn open(dir: &Path, max_connections: u32, joins: bool, go_on: ShouldGoOn) -> Result<Cluster> {
         let account = if joins { Account::owner_of(dir) } else { Account::find(true) }?;
         let dir = directory::prepare(dir, account)?;
         account.with_rights(|| {
@@ -102,7 +102,7 @@ impl Cluster {
     }
 
     /// Returns a line that says how the server ended, if this process has not stopped it. Does not block.
-    pub fn ended(&mut self) -> Option<String> {
+    pub fn end_reason(&mut self) -> Option<String> {
         let server = &mut self.started.as_mut()?.0.child;
         let (pid, status) = (server.id(), server.try_wait().ok()??);
         let log = self.dir.join("postgres.log");

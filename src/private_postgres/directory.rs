@@ -3,7 +3,7 @@
 //! The directory has `pgdata` (the cluster), `postgres.log`, `lock` (which the userd that runs the server has locked)
 //! and the socket.
 
-use super::{Account, ClusterError, GoOn, Result, SOCKET_NAME, Wait};
+use super::{Account, ClusterError, Result, SOCKET_NAME, ShouldGoOn, Wait};
 use nix::libc;
 use std::fs::{self, File, Metadata, TryLockError};
 use std::io::{self, Write};
@@ -25,12 +25,12 @@ pub(super) struct ClusterDir {
     pub dir: PathBuf,
     pub account: Account,
     pub lock: File,
-    pub go_on: GoOn,
+    pub go_on: ShouldGoOn,
 }
 
 impl ClusterDir {
     /// Locks the directory. Returns `None` if another process has locked the directory or has just removed it.
-    pub fn lock(dir: &Path, account: Account, go_on: GoOn) -> Result<Option<ClusterDir>> {
+    pub fn lock(dir: &Path, account: Account, go_on: ShouldGoOn) -> Result<Option<ClusterDir>> {
         let path = dir.join("lock");
         let mut file = match account.open(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -122,9 +122,9 @@ pub(super) fn prepare(dir: &Path, account: Account) -> Result<PathBuf> {
     let parent = dir.parent().unwrap_or(dir);
     let create =
         || fs::create_dir_all(dir).map_err(|error| refusal(dir, &format!("cannot be created ({error})")));
-    let by_account = account.with_rights(|| account.check_entry(parent).map(|()| create()))?;
+    let by_account = account.with_rights(|| account.check_may_enter(parent).map(|()| create()))?;
     let is_roots = || fs::metadata(dir).is_ok_and(|found| found.uid() == 0);
-    match account.instead_of_root().filter(|_| by_account.is_err() || is_roots()) {
+    match account.ids_if_root().filter(|_| by_account.is_err() || is_roots()) {
         Some((uid, gid)) => {
             check_only_root_changes(dir)?;
             create()?;

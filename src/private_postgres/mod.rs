@@ -1,6 +1,6 @@
 //! A private PostgreSQL, run from the server programs that this machine has.
 //!
-//! The data of a [`Cluster`] are kept; one process runs its server, and commands join it. The data of a [`Shared`]
+//! The data of a [`Cluster`] are kept; one process runs its server, and commands join it. The data of a [`SharedServer`]
 //! server are thrown away; all processes of a user share it. These modules use no other module of this crate, and know
 //! nothing of users, HTTP, tables and the command line.
 //!
@@ -23,7 +23,7 @@ use std::{io, path::Path, result, thread};
 
 pub use account::Account;
 pub use cluster::{Cluster, check};
-pub use shared::Shared;
+pub use shared::SharedServer;
 pub use user::User;
 
 /// Pause between two looks whether a wait is over.
@@ -44,7 +44,7 @@ type Result<T> = result::Result<T, ClusterError>;
 
 /// A function that returns false to cancel a start. A start that waits calls it every few milliseconds, with the
 /// server's process id once the server runs.
-pub type GoOn = fn(Option<u32>) -> bool;
+pub type ShouldGoOn = fn(Option<u32>) -> bool;
 
 /// A wait for PostgreSQL or for another process. It has no bound, because a recovery or a checkpoint that is broken off
 /// would have to begin anew at the next start.
@@ -61,7 +61,7 @@ impl Wait {
 
     /// Blocks for a few milliseconds. Logs the reason of the wait every ten seconds. Fails if `go_on` cancels the
     /// start.
-    fn pause(&mut self, go_on: GoOn, server: Option<u32>, what: impl FnOnce() -> String) -> Result<()> {
+    fn pause(&mut self, go_on: ShouldGoOn, server: Option<u32>, what: impl FnOnce() -> String) -> Result<()> {
         if !go_on(server) {
             return Err(ClusterError::new("interrupted"));
         }

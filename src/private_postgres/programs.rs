@@ -64,7 +64,7 @@ fn debian_dirs(parent: &Path) -> impl Iterator<Item = PathBuf> {
 /// (Debian …)`. Runs `postgres` as the account, which has to run the server later.
 fn major_version(dir: &Path, account: &Account) -> Result<u32> {
     let postgres = dir.join("postgres");
-    account.check_entry(dir)?;
+    account.check_may_enter(dir)?;
     let fails = |why: &str| ClusterError::new(format!("{} does not start{why}", postgres.display()));
     let output = account.command(&postgres).arg("--version").current_dir("/").output();
     let output = output.map_err(|error| match error.kind() {

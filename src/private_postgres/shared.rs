@@ -44,7 +44,7 @@ const SCRATCH_SETTINGS: [&str; 7] = [
 ];
 
 /// A connection to the shared server, which runs at least until the value is dropped.
-pub struct Shared {
+pub struct SharedServer {
     /// Directory of the server's socket.
     pub dir: PathBuf,
     /// Directory of the server's programs.
@@ -55,7 +55,7 @@ pub struct Shared {
     _users_lock: File,
 }
 
-impl Shared {
+impl SharedServer {
     /// Joins the shared server, or starts it, in the first directory that can be made. The path of each directory
     /// begins with one of `dir_prefixes`. Each PostgreSQL that is installed has a server of its own, and so has an upgraded
     /// one.
@@ -64,12 +64,12 @@ impl Shared {
     ///
     /// # Errors
     /// Errors of [`Cluster::open`](super::Cluster::open).
-    pub fn join(dir_prefixes: &[PathBuf], max_connections: u32) -> Result<Shared> {
+    pub fn join(dir_prefixes: &[PathBuf], max_connections: u32) -> Result<SharedServer> {
         let account = Account::find(false)?;
-        account.with_rights(|| Shared::join_as(account, dir_prefixes, max_connections))
+        account.with_rights(|| SharedServer::join_as(account, dir_prefixes, max_connections))
     }
 
-    fn join_as(account: Account, dir_prefixes: &[PathBuf], max_connections: u32) -> Result<Shared> {
+    fn join_as(account: Account, dir_prefixes: &[PathBuf], max_connections: u32) -> Result<SharedServer> {
         let (programs, major) = programs::find(None, &account)?;
         let server =
             fs::metadata(programs.join("postgres")).map_err(ClusterError::cannot("read", &programs))?;
@@ -85,7 +85,7 @@ impl Shared {
                     // No process has locked the directory, so that the shell which removes the server was killed.
                     start_remover(&directory)?;
                 }
-                return Ok(Shared { dir, programs, client, _users_lock });
+                return Ok(SharedServer { dir, programs, client, _users_lock });
             }
             let dir = make_first_usable(&dirs, &account)?;
             let locked = ClusterDir::lock(&dir, account, |_| true)?;

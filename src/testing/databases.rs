@@ -4,7 +4,7 @@
 use crate::config::{Config, Database};
 use crate::db::{blocking::outside_of_runtimes, connect::DbHosts, explain, migrate::Migrations};
 use crate::error::StartError;
-use crate::private_postgres::{Shared, connection_string};
+use crate::private_postgres::{SharedServer, connection_string};
 use parking_lot::Mutex;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use postgres::{Client, Error, NoTls, error::SqlState};
@@ -118,7 +118,7 @@ pub fn small_config() -> Config {
 /// The connection of a process to the cluster, with the session that owns the process's databases.
 struct ClusterShare {
     /// The cluster and the session. The end of the session tells other processes to drop its databases.
-    cluster: Shared,
+    cluster: SharedServer,
     /// The id of the session, which is in the names of its databases.
     id: String,
     /// The clause of `create database` that has files copied, which takes half as long as the default. Empty before
@@ -140,7 +140,7 @@ impl ClusterShare {
         // Allows 1000 sessions, because a test runner starts a process for each core, and each process may run many
         // servers with two sessions each.
         let mut cluster =
-            Shared::join(&places, 1000).map_err(|error| StartError::Cluster(error.to_string()))?;
+            SharedServer::join(&places, 1000).map_err(|error| StartError::Cluster(error.to_string()))?;
         let connection_string = connection_string(&cluster.dir, "postgres");
         // A thread drops the databases that ended processes have left, so that this process need not wait for that. An
         // error is ignored, because the next process drops what is left.

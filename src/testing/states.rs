@@ -23,7 +23,7 @@ pub struct RunningService {
     pub database: ScratchDatabase,
     pub interceptor: Arc<Mutex<Interceptor>>,
     /// Schemas of the saved states. Locked while a state is saved or restored.
-    saved: Mutex<HashSet<String>>,
+    saved_schemas: Mutex<HashSet<String>>,
 }
 
 impl RunningService {
@@ -43,7 +43,7 @@ impl RunningService {
         }));
         let config = Config { database: database.config().database, ..config.clone() };
         let server = bound.start(config, || {})?;
-        Ok(RunningService { server, database, interceptor, saved: Mutex::default() })
+        Ok(RunningService { server, database, interceptor, saved_schemas: Mutex::default() })
     }
 
     /// Saves the tables and the next id as the state of this name, or as the state at the start if `name` is `None`.
@@ -56,7 +56,7 @@ impl RunningService {
         if name.is_some_and(|name| !(1..=40).contains(&name.len()) || !name.bytes().all(is_allowed)) {
             return Err(Refusal::new(400, "the name of a state has 1 to 40 characters of a-z, 0-9 and _"));
         }
-        let (mut saved, state) = (self.saved.lock(), state_schema(name));
+        let (mut saved, state) = (self.saved_schemas.lock(), state_schema(name));
         let copy = |table| format!("create table {state}.{table} as table {table};");
         let copies: String = WRITTEN.iter().map(copy).collect();
         let save = format!(
@@ -72,7 +72,7 @@ impl RunningService {
     /// Restores the state of this name in one transaction, and removes faults and counts of wrong passwords. `None`
     /// restores the state at the start, which is empty if none was saved, and removes the journal of requests, too.
     pub fn restore(&self, name: Option<&str>, deadline: Instant) -> Result<(), Refusal> {
-        let (saved, state) = (self.saved.lock(), state_schema(name));
+        let (saved, state) = (self.saved_schemas.lock(), state_schema(name));
         let mut restore = format!("truncate {} restart identity", WRITTEN.join(", "));
         if saved.contains(&state) {
             for table in WRITTEN {

@@ -120,7 +120,7 @@ pub fn import(
         }
         // The last call has an empty batch, and stages the users that are left.
         if users.len() >= MAX_STAGED_USERS || batch.is_empty() {
-            bulk::stage(&mut transaction, &users)?;
+            bulk::stage_users(&mut transaction, &users)?;
             imported.users += users.len() as u64;
             users.clear();
         }
@@ -156,7 +156,7 @@ pub fn import(
         return Ok(imported);
     }
     // Counts what the database has stored, because a trigger may leave users out.
-    imported.users = bulk::store(&mut transaction, import.keep_ids)?;
+    imported.users = bulk::store_staged(&mut transaction, import.keep_ids)?;
     before_commit();
     transaction.commit().map_err(|error| TransferError::Uncertain(explain(&error)))?;
     Ok(imported)

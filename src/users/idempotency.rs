@@ -5,16 +5,16 @@ use sha2::{Digest, Sha256};
 
 /// Digest of an idempotency key. Only the digest is stored, so that a stolen table has no key that a client could send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Key(pub [u8; 32]);
+pub struct KeyDigest(pub [u8; 32]);
 
 /// Digest of the body of a create without its password. A repetition of the create must have an equal fingerprint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fingerprint(pub [u8; 32]);
 
-impl Key {
+impl KeyDigest {
     /// Computes the digest of a key that a client has sent.
-    pub fn new(text: &str) -> Key {
-        Key(Sha256::digest(text.as_bytes()).into())
+    pub fn new(text: &str) -> KeyDigest {
+        KeyDigest(Sha256::digest(text.as_bytes()).into())
     }
 }
 

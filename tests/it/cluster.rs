@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
-use userd::internals::{Cluster, Shared, connection_string};
+use userd::internals::{Cluster, SharedServer, connection_string};
 
 const WRITE: &str = "create table if not exists t(v int); insert into t values (1)";
 const COUNT: &str = "select count(*)::text from t";
@@ -105,7 +105,7 @@ fn the_helper() {
     let Some(what) = env::var_os("HELPER") else { return };
     let dir = PathBuf::from(env::var_os("HELPER_DIR").unwrap());
     if what == "share" {
-        let _shared = Shared::join(&[dir], 20).unwrap_or_else(|error| panic!("{error}"));
+        let _shared = SharedServer::join(&[dir], 20).unwrap_or_else(|error| panic!("{error}"));
         println!("ready");
         loop {
             thread::park();
@@ -535,7 +535,7 @@ fn whatever_is_killed_leaves_nothing() {
     });
     drop(founder);
     // The server, with a session at work: the next one takes its place.
-    let mut shared = Shared::join(std::slice::from_ref(&prefix), 20).unwrap();
+    let mut shared = SharedServer::join(std::slice::from_ref(&prefix), 20).unwrap();
     let place = shared.dir.clone();
     let at_work = connection_string(&place, "postgres");
     let session = thread::spawn(move || Client::connect(&at_work, NoTls).unwrap().batch_execute(AT_WORK));
@@ -570,12 +570,12 @@ fn whatever_is_killed_leaves_nothing() {
 fn a_directory_of_another_user_is_passed_over() {
     let (dir, first) = prefix();
     let second = dir.path().join("u");
-    let shared = Shared::join(std::slice::from_ref(&second), 20).unwrap();
+    let shared = SharedServer::join(std::slice::from_ref(&second), 20).unwrap();
     // A link that another user has made, to a directory that looks like one of ours.
     let theirs = dir.path().join("theirs");
     fs::create_dir_all(theirs.join("pgdata")).unwrap();
     symlink(&theirs, shared.dir.to_str().unwrap().replacen("/u-", "/s-", 1)).unwrap();
-    let joined = Shared::join(&[first, second], 20).unwrap();
+    let joined = SharedServer::join(&[first, second], 20).unwrap();
     assert!(joined.dir == shared.dir && theirs.join("pgdata").exists());
     kill(postmaster(&shared.dir).unwrap());
     eventually(LONG, "its processes end", || processes_about(&shared.dir).is_empty());

@@ -7,8 +7,8 @@ use std::{collections::BTreeSet, fs, time::Instant};
 use userd::{
     PasswordHashing, Response,
     internals::{
-        Command, Condition, Create, Fingerprint, Key, MAX_USER_BYTES, NewUser, Outcome, Update, UserChanges,
-        operations,
+        Command, Condition, Create, Fingerprint, KeyDigest, MAX_USER_BYTES, NewUser, Outcome, Update,
+        UserChanges, operations,
     },
 };
 
@@ -99,7 +99,7 @@ fn fields_of_creates() {
         assert_eq!(created.status, 201);
         assert_user(&mut client, &created.id(), &fields);
         service.database.run("truncate users cascade");
-        let key = |key: &str| Some((Key::new(key), Fingerprint::compute(&fields)));
+        let key = |key: &str| Some((KeyDigest::new(key), Fingerprint::compute(&fields)));
         for keyed in [false, true] {
             let mut neighbour = fields.clone();
             neighbour["email"] = json!("neighbour@example.com");

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{collections::BTreeMap, fs};
-use userd::internals::Shared;
+use userd::internals::SharedServer;
 
 /// Files of root's that no other account can reach, and what they are.
 struct Treasure {
@@ -242,7 +242,7 @@ fn of_a_server_that_is_thrown_away() {
     let dir = TempDir::new();
     fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777)).unwrap();
     let first = dir.path().join("first");
-    let name = Shared::join(std::slice::from_ref(&first), 20).unwrap().dir;
+    let name = SharedServer::join(std::slice::from_ref(&first), 20).unwrap().dir;
     for (turn, (link, to)) in [
         ("lock", "file"),
         ("lock", "missing"),
@@ -257,8 +257,9 @@ fn of_a_server_that_is_thrown_away() {
         let place = name.to_str().unwrap().replacen("/first-", &format!("/turn{turn}-"), 1);
         let to = treasure.dir.path().join(to);
         as_account(r#"mkdir -m 700 "$1"; ln -s "$2" "$1/$3""#, &[place.as_ref(), &to, Path::new(link)]);
-        let joined =
-            Shared::join(&[prefix], 20).map(|shared| drop(shared.client)).map_err(|error| error.to_string());
+        let joined = SharedServer::join(&[prefix], 20)
+            .map(|shared| drop(shared.client))
+            .map_err(|error| error.to_string());
         treasure.check(&format!("{link} to {to:?}: {joined:?}"));
     }
 }

@@ -93,7 +93,7 @@ mod verified {
             Some((certificate, key)) => {
                 let private = PrivateKeyDer::from_pem_slice(&read_pem(key)?)
                     .map_err(|_| unusable(key, "holds no unencrypted PEM private key"))?;
-                if is_too_open(key) {
+                if is_key_too_open(key) {
                     log::warn!("{}", unusable(key, "can be read by others: chmod 600"));
                 }
                 let built = builder.with_client_auth_cert(read_certificates(certificate)?, private);
@@ -195,7 +195,7 @@ mod verified {
 
     /// Returns whether libpq would refuse the file of a key because too many users may read it: it may be the owner's alone, and root's
     /// file may be readable for its group.
-    fn is_too_open(key: &Path) -> bool {
+    fn is_key_too_open(key: &Path) -> bool {
         fs::metadata(key).is_ok_and(|file| file.mode() & if file.uid() == 0 { 0o037 } else { 0o077 } != 0)
     }
 

@@ -13,17 +13,17 @@ use std::{
 };
 use userd::{
     Config, Database as Target, PasswordHashing, Server,
-    internals::{Shared, connection_string as connection_string_at},
+    internals::{SharedServer, connection_string as connection_string_at},
     testing::TestServer,
 };
 
 /// The value for `DATABASE_URL` on the server of this process, which is started when it is first asked for. It ends some
 /// seconds after the process.
 fn connection_string(database: &str) -> String {
-    static CLUSTER: LazyLock<Mutex<Shared>> = LazyLock::new(|| {
+    static CLUSTER: LazyLock<Mutex<SharedServer>> = LazyLock::new(|| {
         let prefix = std::env::temp_dir().join(format!("userd-it-cluster-{}", std::process::id()));
         // For as many tests at once as there are cores, each with a service or some.
-        let cluster = Shared::join(&[prefix], 1000);
+        let cluster = SharedServer::join(&[prefix], 1000);
         Mutex::new(cluster.unwrap_or_else(|error| panic!("the tests need PostgreSQL of their own: {error}")))
     });
     connection_string_at(&CLUSTER.lock().expect("it is not poisoned").dir, database)
