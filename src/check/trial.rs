@@ -159,8 +159,8 @@ struct Trial<'a> {
     findings: Vec<Finding>,
 }
 
-/// Tries what a service does, and returns the findings. If locks of other sessions end each of three tries, the one finding is a
-/// note that names the sessions. Changes nothing. An error ends the check.
+/// Tries what a service does, and returns the findings. If each of three tries meets locks of other sessions, the only
+/// finding is a note that names these sessions. Changes nothing. An error ends the check.
 pub(super) fn try_service(
     client: &mut Client,
     migrations: &Migrations,

@@ -9,7 +9,7 @@ use clap::builder::{OsStringValueParser, PathBufValueParser, PossibleValuesParse
 use clap::{Arg, ArgAction, Command};
 use std::path::PathBuf;
 
-/// Options that set variables, each with its variable, whose help is the help of the option.
+/// Options that set variables, each with its variable. The help of the option is the help of the variable.
 pub const VARIABLES: [(OptionName, &str); 3] = [(HOST, "HOST"), (PORT, "PORT"), (POSTGRES, "POSTGRES_BIN")];
 
 /// Name of the subcommand `userd test`, whose failures have exit codes of their own.

@@ -6,7 +6,7 @@ use crate::{BoundServer, server};
 use std::io::{self, Write};
 use std::{os::unix::net::UnixDatagram, sync::atomic::Ordering::SeqCst};
 
-/// The failure of a service of which a thread that it needs has ended.
+/// The failure of a service after a thread that the service needs has ended.
 const SERVICE_BROKE: &str = "nothing could be served any more; the log says why, start it again";
 
 /// Runs the service until a signal ends it.
@@ -19,8 +19,8 @@ pub fn serve(args: &Args) -> Result<(), Failure> {
         log::warn!("{line}");
     }
     let is_embedded = args.has(commands::EMBEDDED);
-    // While a private cluster is made or started, a signal must not end the process at once, because its server has to
-    // stop.
+    // While a private cluster is made or started, a signal must not end the process at once, because the cluster's
+    // server would go on running.
     signals::HAS_WORK.store(is_embedded, SeqCst);
     signals::end_service_on_signal()?;
 

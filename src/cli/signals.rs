@@ -22,8 +22,8 @@ const MAX_REPETITION_TIME: Duration = Duration::from_secs(1);
 /// process at once.
 pub static HAS_WORK: AtomicBool = AtomicBool::new(false);
 
-/// How the service has ended: `Err` has the reason why it cannot go on. `None` until it ends, and once [`wait_for_end`]
-/// has taken it.
+/// The end of the service: `Err` if the service cannot go on, with the reason. `None` until the service ends, and after
+/// [`wait_for_end`] has taken the value.
 static SERVICE_END: Mutex<Option<Result<(), String>>> = Mutex::new(None);
 
 /// The exit code of a service that ends before it has served: 0, or the code of the signal that has ended it.

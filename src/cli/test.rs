@@ -84,7 +84,7 @@ pub fn with_test_code(Failure { code, line }: Failure) -> Failure {
     Failure { code, line: lines.collect::<Vec<_>>().join("; ") }
 }
 
-/// Returns the name of `--control`, which begins the path of the controls.
+/// Returns the name that `--control` gives. The path of each control begins with this name.
 fn control_name(args: &Args) -> Result<Option<String>, Failure> {
     let Some(name) = args.value(commands::CONTROL).map(Path::to_string_lossy) else { return Ok(None) };
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);

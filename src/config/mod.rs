@@ -209,7 +209,7 @@ pub enum Schema {
     Strict,
 }
 
-/// How bodies are validated.
+/// How the bodies of requests are validated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display, strum::EnumString)]
 #[strum(serialize_all = "lowercase")]
 pub enum Validation {

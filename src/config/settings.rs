@@ -150,7 +150,8 @@ impl Setting {
     /// Returns the default as a text that the variable could have, or `None` if there is no default.
     pub fn default(&self) -> Option<String> {
         let shown = (self.access)(&mut Config::command_defaults(), None).ok()??;
-        // A setting that only one text turns on has no default, as `false` would be a text like any other.
+        // Returns no default for a switch that is off, because every text but one turns the switch off: `false` would
+        // look like a text of its own.
         Some(shown).filter(|text| !text.is_empty() && text != "false")
     }
 

@@ -106,8 +106,8 @@ fn begin_bulk<'a>(client: &'a mut Client, only_reads: bool, first: &str) -> Resu
     Ok(transaction)
 }
 
-/// Begins a transaction that reads all users. Has the server read the index of ids: a sort would write all users to its disk before it
-/// sends the first one.
+/// Begins a transaction that reads all users. Has the server read users by the index of ids, because a sort would write
+/// all users to the server's disk before the first one is sent.
 pub fn begin_export(client: &mut Client) -> Result<Transaction<'_>, Error> {
     const BY_INDEX: &str = "set local enable_sort = off; set local max_parallel_workers_per_gather = 0";
     begin_bulk(client, true, BY_INDEX)

@@ -35,8 +35,9 @@ pub fn compare(client: &mut Client) -> Result<String, String> {
     }
 }
 
-/// Counts all users anew, and returns a line with their number. Only the owner of the tables may do so. Changes of users wait
-/// meanwhile. The error is one line: after a second if another transaction has changed users and goes on. Nothing is changed then.
+/// Counts all users anew, and returns a line with their number. Only the owner of the tables may do so. Changes of
+/// users wait meanwhile. Fails and changes nothing if another transaction that has changed users does not end within a
+/// second. The error is one line.
 pub fn recount(client: &mut Client) -> Result<String, String> {
     client.batch_execute(RECOUNT).map_err(|error| explain(&error))?;
     compare(client)

@@ -162,7 +162,8 @@ fn probe(
     let kept = session.take().filter(|session| session.epoch == servers.epoch.current());
     let mut asked = match kept.map_or_else(connect, Ok) {
         Ok(session) => session,
-        // Takes the database for ready if it has no session left for the prober: requests have their sessions already.
+        // Takes the database for ready if it has no session left for the prober, because requests have their sessions
+        // already.
         Err(ConnectError::Refused(error)) if has_too_many_connections(&error) => return Ok(Answer::default()),
         Err(error) => return Err(error.to_string()),
     };

@@ -11,8 +11,8 @@ pub type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
 /// A connection, and the statements that were prepared on it.
 pub(super) struct Session {
-    // Declared first, so that it is dropped before the statements: a statement that is dropped while its client lives
-    // sends a message to the server.
+    // Declared first, so that the connection is dropped before the statements. A statement that is dropped while its
+    // connection lives sends a message to the server.
     pub(super) connection: Client,
     /// Prepared statements by text. There are few, so that a scan is quicker than a map. `None` if a pooler lends the
     /// session, so that the next statement may meet another server process.

@@ -96,8 +96,8 @@ impl Operations {
         self.find_lists(PAGES, &params, asked.len())
     }
 
-    /// Finds the users that follow each of these ids, and the most users of each list. Returns one user more if there
-    /// are more.
+    /// Finds the users that follow an id. `asked` has the id and the most users of each list. A list has one user more
+    /// if there are more users.
     pub fn find_after(&self, asked: &[(i64, u32)]) -> Result<Vec<Listing>, Failure> {
         let (ids, limits): (Vec<_>, Vec<_>) =
             asked.iter().map(|(after, most)| (*after, i64::from(*most) + 1)).unzip();

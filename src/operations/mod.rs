@@ -47,7 +47,7 @@ use time::OffsetDateTime;
 /// The resources that operations are parsed and executed with.
 pub struct Operations {
     pub(crate) pool: Arc<Pool>,
-    /// Loads a credential when it is first accessed; `None` makes such an access an error (a credential_loader-loading violation).
+    /// Loads a credential when it is first accessed; `None` makes such an access an error (a lazy-loading violation).
     credential_loader: Option<Loader<Credential>>,
     pub(crate) schemas: BodySchemas,
     pub(crate) max_per_page: u32,
@@ -301,8 +301,9 @@ impl Operations {
         password.map(|password| self.with_hash(None, |hasher| hasher.hash(password))?).transpose()
     }
 
-    /// Runs `work`, which verifies a password against `hash` and may make a new hash after that. Blocks for the memory
-    /// of the larger hash, up to `request_timeout`, and then returns [`Error::Unavailable`]. Blocks for the work, too.
+    /// Runs `work`, which verifies a password against `hash` and may then make a new hash. Blocks until the budget has
+    /// memory for the larger of the two hashes, or fails with [`Error::Unavailable`] after `request_timeout`. Blocks
+    /// for the work, too.
     fn with_hash<T>(&self, hash: Option<&PasswordHash>, work: impl FnOnce(&Hasher) -> T) -> Result<T, Error> {
         let bytes = self.hasher.memory(hash).max(self.hasher.memory(None));
         match self.budget.reserve(bytes, self.deadline()) {

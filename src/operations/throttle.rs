@@ -27,8 +27,8 @@ pub struct Throttle {
     attempts: Mutex<Attempts>,
 }
 
-/// A password that is being verified. It counts until this is dropped, and for a minute if it was
-/// [wrong](Attempt::mark_wrong). `None` without a limit, where nothing is counted.
+/// A password that is being verified. The password counts until this value is dropped, and for a minute if it was
+/// [wrong](Attempt::mark_wrong). `None` if there is no limit, so that nothing is counted.
 #[derive(Debug)]
 pub struct Attempt(Option<(Arc<Throttle>, PeerAndAccount)>);
 

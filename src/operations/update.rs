@@ -99,8 +99,9 @@ pub(crate) const UPDATE_PASSWORD: &str = "
     )
     select * from updated";
 
-/// Changes several users. Waits for no row, and locks only rows that it will change, because a lock is written and
-/// committed like a change. Leaves out changes of an address, which may have to wait for another transaction.
+/// Changes several users. Skips rows that another transaction has locked. Locks only rows that it will change, because
+/// a lock is written and committed like a change. Leaves out changes of an address, which may have to wait for another
+/// transaction that takes the address.
 pub(crate) const UPDATE_MANY: &str = r#"
     with given as materialized (
         select * from unnest($1::bigint[], $2::boolean[], $3::bigint[], $4::timestamptz[], $5::text[], $6::text[])

@@ -82,8 +82,8 @@ impl ClusterDir {
     /// Ends the processes that a killed userd or a killed server has left, and removes the files with their numbers.
     /// Blocks until the server that was left has stopped.
     pub fn end_leftovers(&self) -> Result<()> {
-        // The script closes `pgdata` to the group, which a volume of Kubernetes with `fsGroup` lets write at each
-        // mount: PostgreSQL would refuse to start.
+        // The script takes the group's rights to `pgdata` away, because PostgreSQL refuses to start with them. A volume
+        // of Kubernetes with `fsGroup` gives the group these rights at each mount.
         let mut shell = self.command(Path::new("/bin/sh"), Stdio::null());
         shell.arg("-c").arg(format!(
             "{SHELL_FUNCTIONS}[ ! -d pgdata ] || chmod go= pgdata

@@ -17,8 +17,8 @@ pub(super) fn make_cluster(directory: &ClusterDir, programs: &Path, more: &[&str
     let _ = fs::remove_dir_all(&new);
     // initdb writes into a pipe instead of the log, because the disk may be full.
     let mut initdb = directory.command(&program, Stdio::piped());
-    // The name is relative: an initdb that fails removes this directory, whose parent may have another name by then.
-    // The locale C.UTF-8 has upper and lower case of every letter.
+    // The name is relative, because an initdb that fails removes this directory by its name, and the parent may have
+    // another name by then. The locale C.UTF-8 has upper and lower case of every letter.
     initdb.args(["-D", "pgdata.new", "-U", "postgres", "--auth=trust", "-E", "UTF8", "--locale=C.UTF-8"]);
     let output = initdb.args(more).output().map_err(ClusterError::cannot("run", &program))?;
     if !output.status.success() {

@@ -57,8 +57,8 @@ pub struct SharedServer {
 
 impl SharedServer {
     /// Joins the shared server, or starts it, in the first directory that can be made. The path of each directory
-    /// begins with one of `dir_prefixes`. Each PostgreSQL that is installed has a server of its own, and so has an upgraded
-    /// one.
+    /// begins with one of `dir_prefixes`. Each PostgreSQL that is installed has a server of its own. After an upgrade,
+    /// PostgreSQL has a new server.
     ///
     /// Blocks for some milliseconds, or as long as the server starts or is removed, up to a minute.
     ///
@@ -82,7 +82,8 @@ impl SharedServer {
             let join = |dir: &PathBuf| Some((dir.clone(), join_server(dir, &account)?));
             if let Some((dir, (client, _users_lock))) = dirs.iter().find_map(join) {
                 if let Some(directory) = ClusterDir::lock(&dir, account, |_| true)? {
-                    // No process has locked the directory, so that the shell which removes the server was killed.
+                    // The lock of the directory was free, so that the shell which removes the server was killed. Starts
+                    // another shell.
                     start_remover(&directory)?;
                 }
                 return Ok(SharedServer { dir, programs, client, _users_lock });
@@ -91,8 +92,8 @@ impl SharedServer {
             let locked = ClusterDir::lock(&dir, account, |_| true)?;
             if let Some(directory) = locked.filter(ClusterDir::has_its_name) {
                 let remover_input = start_remover(&directory)?;
-                // A cluster without a server was left by a server that was killed, and the new shell removes the
-                // cluster.
+                // If there is a cluster but no server, the server was killed. The new shell removes the cluster, and a
+                // later turn of this loop makes a new one.
                 if !directory.pgdata().exists() {
                     make_cluster(&directory, &programs, &["--no-sync"])?;
                     let settings = if major >= 14 { &SCRATCH_SETTINGS[..] } else { &SCRATCH_SETTINGS[..6] };

@@ -90,8 +90,8 @@ pub struct Services {
 }
 
 impl Services {
-    /// Starts the first service. `users` is a file with the users that it begins with. `name` begins the path of its
-    /// controls; without one, a random name does. Blocks until the service answers.
+    /// Starts the first service. `users` is a file with the users that the service begins with. The path of its
+    /// controls begins with `name`, or with a random name if `name` is `None`. Blocks until the service answers.
     pub fn start(
         config: &Config,
         users: Option<&[u8]>,
@@ -123,7 +123,7 @@ impl Services {
         self.running.lock()[&self.first].clone()
     }
 
-    /// Ends a service. Blocks until the service has stopped, without the lock of the services.
+    /// Ends a service. Blocks until the service has stopped, and does not hold the lock of the services meanwhile.
     fn end_service(&self, name: &str) {
         let _ended = self.running.lock().remove(name);
     }
@@ -134,7 +134,8 @@ impl Services {
         let running = self.running.lock().get(&name)?.clone();
         Some(Box::new(move |request, deadline, answer| {
             if let (Method::Post, [_, "services"]) = (request.method, &*path_segments(&request)) {
-                // Ends the new service if its client was not told the URLs.
+                // Ends the new service if the answer could not be sent, because the client does not know the URLs by
+                // which to end it.
                 match self.add_service(&request, deadline) {
                     Ok((_, urls)) if answer(Response::json(201, &urls)) => {}
                     Ok((name, _)) => self.end_service(&name),

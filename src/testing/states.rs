@@ -104,8 +104,9 @@ impl RunningService {
         Ok(())
     }
 
-    /// Executes statements in one transaction until shortly before the deadline. If they meet a lock, tries them again,
-    /// so that they hold no lock while they wait: a request may wait for a lock of theirs.
+    /// Executes statements in one transaction, and ends shortly before the deadline. If the statements meet a lock,
+    /// tries them again. They hold no lock between two tries, because a request that has to end first may wait for a
+    /// lock of theirs.
     fn execute(&self, sql: &str, deadline: Instant) -> Result<(), Refusal> {
         const LATE: &str =
             "it took too long, and has changed nothing: another session may keep a lock on users";

@@ -83,8 +83,8 @@ impl Imported {
     }
 }
 
-/// Number of users that one statement stores in the temporary table.
-const MAX_STAGED_USERS: usize = 2000;
+/// Number of users that are collected before one statement stores them in the temporary table.
+const USERS_PER_STAGING: usize = 2000;
 
 /// Number of records that are checked at once, for each core. Hashing so many passwords takes some 1.3 s.
 const RECORDS_PER_CORE: usize = 64;
@@ -119,7 +119,7 @@ pub fn import(
             }
         }
         // The last call has an empty batch, and stages the users that are left.
-        if users.len() >= MAX_STAGED_USERS || batch.is_empty() {
+        if users.len() >= USERS_PER_STAGING || batch.is_empty() {
             bulk::stage_users(&mut transaction, &users)?;
             imported.users += users.len() as u64;
             users.clear();

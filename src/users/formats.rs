@@ -21,8 +21,8 @@ const MAX_MEMORY_BYTES: u64 = 129 << 20;
 /// so that a login takes up to 1.4 s.
 const MAX_NANOSECONDS: u64 = 700_000_000;
 
-/// The most bytes of a password that is compared with a hash of another function than Argon2id: phpass hashes the whole
-/// password in each round.
+/// The most bytes of a password that is compared with a hash of another function than Argon2id. A longer password would
+/// take too much time, because phpass hashes the whole password in each round.
 const MAX_FOREIGN_PASSWORD_BYTES: usize = 4096;
 
 // Each of these constants is the time that a part of a hash function takes, in nanoseconds, on a core without

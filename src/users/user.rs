@@ -65,7 +65,8 @@ fn serialize_id<S: Serializer>(id: &i64, serializer: S) -> Result<S::Ok, S::Erro
     serializer.serialize_str(itoa::Buffer::new().format(*id))
 }
 
-/// Parses an id. Returns `None` unless the text is the canonical decimal of a positive bigint: each user has one path.
+/// Parses an id. Returns `None` unless the text is the canonical decimal of a positive bigint, so that each user has
+/// one path.
 pub fn parse_id(text: &str) -> Option<i64> {
     let canonical = text.bytes().all(|byte| byte.is_ascii_digit()) && !text.starts_with('0');
     text.parse().ok().filter(|_| canonical)
