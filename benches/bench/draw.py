@@ -270,9 +270,8 @@ def write(options):
     page = replace(page, "runs", runs({name: note for name, (_, note) in data.items()}))
     for name, picture in pictures.items():
         (figures / f"{name}.svg").write_text(picture)
-    sentence = lambda indent: f"\n{indent}".join(textwrap.wrap(quick(found), 118 - len(indent), break_on_hyphens=False))
-    page = replace(page, "quick", sentence(""))
-    readme = replace(readme, "quick", sentence("  "), "  ")
+    sentence = "\n  ".join(textwrap.wrap(quick(found), 116, break_on_hyphens=False))
+    readme = replace(readme, "quick", sentence, "  ")
     (options.docs / "performance.md").write_text(page)
     readme_at = ROOT / "README.md" if options.docs == ROOT / "docs" else options.docs / "README.md"
     readme_at.write_text(readme)
