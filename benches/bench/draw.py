@@ -128,7 +128,7 @@ def speed(found):
 
 
 def pages(data):
-    """The plot and the table of the time of a page."""
+    """The plot of the time of a page."""
     whats = list(dict.fromkeys(row["what"] for row in data))
     users = sorted({int(row["users"]) for row in data})
     ms = {(int(row["users"]), row["what"]): float(row["ms"]) for row in data}
@@ -145,14 +145,12 @@ def pages(data):
     for kind, what in reversed(list(zip("abcd", whats))):
         body.append(line([(x(count), y(ms[count, what])) for count in users], kind))
     body.append(text(left + width / 2, top + height + 36, "users", "soft", "middle"))
-    description = "Milliseconds by the number of users, both on a logarithmic scale; the table in docs/performance.md has the numbers."
-    table = [f"| users | {' | '.join(whats)} |".replace("select count(*)", "`select count(*)`"), "|---" * (len(whats) + 1) + "|"]
-    table += [f"| {count:,} | {' | '.join(f'{ms[count, what]:.2f} ms' for what in whats)} |" for count in users]
-    return svg(800, 320, "Time of a page of 15 by the number of users", description, body), table
+    description = "Milliseconds by the number of users, both on a logarithmic scale; pages.csv has the numbers."
+    return svg(800, 320, "Time of a page of 15 by the number of users", description, body)
 
 
 def memory(data):
-    """The plot and the table of the resident memory."""
+    """The plot of the resident memory."""
     samples = [(float(row["seconds"]), float(row["mib"]), row["load"]) for row in data]
     loads = [load for load in dict.fromkeys(load for *_, load in samples) if load != "nothing"]
     left, top, width, height = 60, 30, 700, 240
@@ -173,13 +171,8 @@ def memory(data):
     for second in range(0, int(end) + 1, 10):
         body.append(text(x(second), top + height + 16, f"{second} s", "soft", "middle"))
     body.append(line([(x(s), y(mib)) for s, mib, _ in samples], "a"))
-    description = "Resident memory of userd by time; the table in docs/performance.md has the peak under each load."
-    table = ["| load | peak |", "|---|---|"]
-    for load in ["nothing, before"] + loads:
-        found = [mib for _, mib, name in samples if name == load]
-        table.append(f"| {load} | {max(found or [samples[0][1]]):.0f} MiB |")
-    table.append(f"| nothing, at the end | {samples[-1][1]:.0f} MiB |")
-    return svg(800, 350 + 18 * len(loads), "Memory of userd while clients attack it", description, body), table
+    description = "Resident memory of userd by time; memory.csv has the numbers."
+    return svg(800, 350 + 18 * len(loads), "Memory of userd while clients attack it", description, body)
 
 
 def speed_table(found):
@@ -261,10 +254,7 @@ def write(options):
         "speed": (speed_table(found), ["speed"]),
         "bulk": (bulk_table(data["bulk"][0]), ["bulk"]),
     }
-    pictures = {"speed": speed(found)}
-    for name, draw in ("pages", pages), ("memory", memory):
-        pictures[name], table = draw(data[name][0])
-        tables[name] = table, [name]
+    pictures = {"speed": speed(found), "pages": pages(data["pages"][0]), "memory": memory(data["memory"][0])}
     for name, (table, sources) in tables.items():
         page = replace(page, name, "\n".join(table) + f"\n\nData: {links(sources)}.")
     page = replace(page, "runs", runs({name: note for name, (_, note) in data.items()}))
