@@ -103,7 +103,7 @@ fn describe_problem(mut error: Error) -> String {
         ErrorKind::InvalidSubcommand | ErrorKind::ArgumentConflict => ContextKind::InvalidSubcommand,
         _ => ContextKind::InvalidValue,
     };
-    // An empty text stays: clap reports a missing value by an empty text.
+    // Keeps an empty text, because clap reports a missing value by an empty text.
     if error.get(kind).is_some_and(|argument| !argument.to_string().is_empty()) {
         error.insert(kind, ContextValue::String("…".to_owned()));
     }

@@ -74,7 +74,7 @@ fn report_outcome(options: &Import, imported: Result<Imported, TransferError>) -
             error @ TransferError::Uncertain(_) => Failure::runtime(error),
             error => Failure::runtime(format!("{error}; nothing was imported")),
         })?;
-    // An error is ignored: standard error may be a terminal that is closed.
+    // Ignores an error, because standard error may be a terminal that is closed.
     let complain = |line| _ = writeln!(io::stderr(), "{}", with_priority(Level::Warn, line));
     for (number, problem) in &problems {
         complain(format!("{unit} {number}: {problem}"));

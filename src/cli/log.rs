@@ -60,7 +60,7 @@ type Lookup<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
 /// Logs on standard error, as [`log_to`] does.
 pub fn log_to_stderr(lookup: Lookup) -> Result<(), Failure> {
-    // An error is ignored: if standard error is closed, there is no other place to report it.
+    // Ignores an error, because there is no other place to report that standard error is closed.
     let is_json = log_to(lookup, |text| _ = io::stderr().write_all(text))?;
     IS_JSON.get_or_init(|| is_json);
     Ok(())
@@ -98,7 +98,7 @@ pub fn log_to(lookup: Lookup, mut write: impl FnMut(&[u8]) + Send + 'static) -> 
     }
     let lines = WriteLogger::new(level, config.build(), LineWriter::new(LineSender(lines)));
     log::set_max_level(level);
-    // An error is ignored: it means that a logger is set already.
+    // Ignores an error, because an error means that a logger is set already.
     let _ = log::set_boxed_logger(Box::new(Logger { is_json, lines }));
     if has_own_form {
         panic::set_hook(Box::new(|panic| log::error!("{panic}")));
@@ -156,7 +156,7 @@ impl Write for LineSender {
             DROPPED_LINES.fetch_add(1, SeqCst);
         } else {
             WAITING_BYTES.fetch_add(lines.len(), SeqCst);
-            // An error is ignored: the receiving thread ends with the process.
+            // Ignores an error, because the receiving thread ends only with the process.
             let _ = self.0.send(lines.to_vec());
         }
         Ok(lines.len())

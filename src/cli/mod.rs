@@ -45,7 +45,7 @@ fn report(line: &str) {
     }
     ::log::logger().flush();
     if !is_logged && !line.is_empty() {
-        // An error is ignored: standard error may be a terminal that is closed.
+        // Ignores an error, because standard error may be a terminal that is closed.
         let line = log::with_priority(Level::Error, format!("userd: {line}"));
         let _ = writeln!(io::stderr(), "{line}");
     }

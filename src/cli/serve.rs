@@ -30,7 +30,7 @@ pub fn serve(args: &Args) -> Result<(), Failure> {
     // Sets `HAS_WORK` before it prints the line, because a harness may send a signal as soon as it reads the line.
     signals::HAS_WORK.store(true, SeqCst);
     notify_systemd("READY=1");
-    // An error is ignored: a harness may have closed standard output.
+    // Ignores an error, because a harness may have closed standard output.
     let _ = writeln!(io::stdout(), "listening on {}", server.base_url());
     let end = signals::wait_for_end(cluster.as_mut());
     log::info!("stopping");

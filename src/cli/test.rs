@@ -120,7 +120,7 @@ fn parse_settings(args: &Args) -> Result<BTreeMap<String, OsString>, Failure> {
 fn serve<'a>(variables: impl Iterator<Item = (&'static str, &'a str)>) -> Result<(), Failure> {
     signals::HAS_WORK.store(true, SeqCst);
     let lines: String = variables.map(|(name, value)| format!("{name}={value}\n")).collect();
-    // An error is ignored: a harness may have closed standard output.
+    // Ignores an error, because a harness may have closed standard output.
     let _ = writeln!(io::stdout(), "{lines}");
     signals::wait_for_end(None).map_err(Failure::runtime)
 }

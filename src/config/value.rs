@@ -67,7 +67,8 @@ pub(super) fn word<T: FromStr + Display>(field: &mut T, text: Option<&str>, word
     value(field, text, read, T::to_string)
 }
 
-/// Sets a switch by `text`, if there is one: only the text `on` turns it on, and any other text turns it off.
+/// Sets a switch by `text`, if there is one. Only the text in `on` turns the switch on, and any other text turns it
+/// off.
 pub(super) fn switch(field: &mut bool, text: Option<&str>, on: &str) -> ShownValue {
     value(field, text, |text| Ok(text == on), bool::to_string)
 }

@@ -31,8 +31,9 @@ const STAGE_ROWS: &str = "
     insert into pg_temp.userd_import
     select * from jsonb_populate_recordset(null::pg_temp.userd_import, cast($1 as jsonb))";
 
-/// Stores the staged users, in the order of their lines, and their hashes. A user without an id gets the next id. The setting
-/// `userd.position` tells which line a stored row is from, as in `CREATE_MANY`: a trigger may have changed all values of the row.
+/// Stores the staged users, in the order of their lines, and their hashes. A user without an id gets the next id. The
+/// setting `userd.position` tells which line a stored row is from, as in `CREATE_MANY`, because a trigger may have
+/// changed all values of the row.
 const STORE_STAGED_USERS: &str = "
     with created as (
         insert into users (created_at, updated_at, name, email)

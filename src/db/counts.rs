@@ -1,5 +1,5 @@
-//! The counts of users that pages are found by: compares the counts with the table, and counts anew. `V2__user_counts.sql` explains
-//! how they are kept.
+//! Compares the stored counts of users, by which pages are found, with the table, and counts anew.
+//! `V2__user_counts.sql` explains how the counts are kept.
 
 use super::explain;
 use postgres::Client;
@@ -21,8 +21,8 @@ const RECOUNT: &str = "\
     insert into user_counts select id >> 12, count(*) from users group by 1; \
     commit";
 
-/// Compares the counts with the table, and returns a line about it. Blocks while the database counts; changes of users go on. The
-/// error is one line: the counts differ, or cannot be read.
+/// Compares the counts with the table, and returns a line about the result. Blocks while the database counts; changes
+/// of users go on. Fails with one line if the counts differ or cannot be read.
 pub fn compare(client: &mut Client) -> Result<String, String> {
     let row = client.query_typed_one(WRONG_COUNTS, &[]).map_err(|error| explain(&error))?;
     let (blocks, users): (i64, i64) = (row.get(0), row.get(1));

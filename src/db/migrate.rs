@@ -127,7 +127,8 @@ impl Migrations {
         client.query_typed(Migrations::HISTORY_ROWS, &[(&TABLES, Type::TEXT_ARRAY)])
     }
 
-    /// Compares these migrations with the history of a database. The error is one line: a newer migration is not compatible.
+    /// Compares these migrations with the history of a database. Fails with one line if the history has a newer
+    /// migration that is not compatible.
     pub fn missing_in(&self, history: &[Row]) -> Result<MissingNames, String> {
         let applied = history.iter().map(|row| (row.get(0), row.get(1))).collect();
         let mark: Option<String> = history.first().and_then(|row| row.get(2));
@@ -204,7 +205,7 @@ impl Migrations {
         }
         let names = self.created_names();
         let obstacles = query_lines(&mut client, MIGRATION_OBSTACLES, &[(&names, Type::TEXT_ARRAY)]);
-        // Ignores an error: if the catalog cannot be read, the migrations show whether the role may apply them.
+        // Ignores an error, because the migrations themselves show whether the role may apply them.
         let obstacles = obstacles.unwrap_or_default();
         if !obstacles.is_empty() {
             return Err(StartError::Migration(obstacles.join("; ")));

@@ -41,18 +41,18 @@ struct Counters {
 impl Pool {
     /// Returns the pool of a service. Does not block and does not fail, because a thread opens the sessions in the background.
     pub fn new(servers: Arc<DbHosts>, config: &Config) -> Pool {
-        /// The longest time that the pool takes to connect after the database is back: r2d2 pauses at most half of this
+        /// The longest time that the pool takes to connect after the database is back. r2d2 pauses at most half of this
         /// time between two tries.
         const MAX_RECONNECT_TIME: Duration = Duration::from_secs(1);
         let statement_timeout = servers.statement_timeout();
         let set_up = settings::setup_statements("set", statement_timeout);
         let manager = SessionManager { servers: servers.clone(), set_up, last_log_at: Mutex::default() };
-        // Takes one thread: r2d2's default of three threads is for pools that often open many sessions.
+        // Takes one thread, because r2d2's default of three threads is for pools that often open many sessions.
         let threads = ScheduledThreadPool::builder()
             .num_threads(1)
             .thread_name_pattern("pool-{}")
-            // Discards a scheduled look of r2d2 for idle connections when the pool is dropped: the thread would otherwise
-            // live until that look, for up to 30 s.
+            // Discards r2d2's next look for idle connections when the pool is dropped, because the thread would live
+            // until this look, for up to 30 s.
             .on_drop_behavior(OnPoolDropBehavior::DiscardPendingScheduled)
             .build();
         let sessions = r2d2::Pool::builder()
@@ -128,8 +128,8 @@ impl Pool {
         }
     }
 
-    /// Writes the figures of the sessions. `lock_retries` is how often a statement that met a lock was executed again.
-    pub fn write_figures(&self, text: &mut MetricsText, lock_retries: u64) {
+    /// Writes the metrics of the sessions. `lock_retries` is how often a statement that met a lock was executed again.
+    pub fn write_metrics(&self, text: &mut MetricsText, lock_retries: u64) {
         let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let r2d2::State { connections: open, idle_connections: idle, .. } = self.sessions().state();
         let help = "Sessions of the database that are open, by state.";
@@ -203,7 +203,7 @@ impl ManageConnection for SessionManager {
         self.servers.connect(&self.set_up).inspect_err(|error| {
             let mut last = self.last_log_at.lock();
             let is_first = last.is_none_or(|last| last.elapsed() >= Duration::from_secs(1));
-            // Logs nothing after the service is dropped: then nothing but this manager has the servers.
+            // Logs nothing after the service is dropped, when only this manager still has the servers.
             if is_first && Arc::strong_count(&self.servers) > 1 {
                 *last = Some(Instant::now());
                 log::warn!("cannot connect to the database: {error}");

@@ -113,7 +113,7 @@ impl Prober {
         let now = Instant::now();
         let mut state = self.state.lock();
         if state.first_asked_at.is_none() {
-            // Ignores an error: the channel is closed only if the thread has ended.
+            // Ignores an error, because the channel is closed only if the thread has ended.
             let _ = self.wake.send(());
         }
         let asked = *state.first_asked_at.get_or_insert(now);

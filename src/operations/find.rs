@@ -15,8 +15,8 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Find {
     id: i64,
-    /// The answer if the user exists depends on this: the condition of a read, or the refusal of a PUT or a PATCH. A
-    /// user that does not exist is answered 404.
+    /// If the user exists: the condition that a read has to meet, or the refusal with which a PUT or a PATCH is
+    /// answered. A user that does not exist is answered 404.
     if_found: Result<Condition, Error>,
 }
 

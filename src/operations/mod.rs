@@ -121,8 +121,8 @@ trait Change: Sized {
     fn apply_alone(&mut self, operations: &Operations, deadline: Instant) -> Result<Outcome, Failure>;
 }
 
-/// A kind of statement, or the hashing of passwords. Commands of one lane form batches, and wait for no other lane.
-/// The names in lower case are the labels in figures.
+/// A kind of statement, or the hashing of passwords. Commands of one lane form batches, and wait for no other lane. The
+/// names in lower case are the values of a label in the metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, VariantNames)]
 #[strum(serialize_all = "lowercase")]
 pub enum Lane {

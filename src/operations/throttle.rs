@@ -69,9 +69,9 @@ impl Throttle {
         }
     }
 
-    /// Counts a password that is about to be verified. Fails as [`Throttle::refuse_exhausted`] does, or with
-    /// [`Failure::Contended`] if this password has to wait: the passwords that are being verified may use up the
-    /// limit.
+    /// Counts a password that is about to be verified. Fails as [`Throttle::refuse_exhausted`] does. Fails with
+    /// [`Failure::Contended`] if the passwords that are being verified may use up the limit, so that this password has
+    /// to wait for them.
     pub fn admit(self: &Arc<Self>, email: &str, peer: PeerKey) -> Result<Attempt, Failure> {
         if self.limit == 0 {
             return Ok(Attempt(None));

@@ -62,8 +62,8 @@ impl ClusterDir {
         self.account.open(&path).map_err(self.account.cannot("open", &path))
     }
 
-    /// Returns a command that runs a program as the account, in a process group of its own. The program may outlive
-    /// this process, so it inherits no descriptor: a descriptor of userd's parent may hold a lock.
+    /// Returns a command that runs a program as the account, in a process group of its own. The program inherits no
+    /// descriptor, because a descriptor of userd's parent may hold a lock, and the program may outlive this process.
     pub fn command(&self, program: &Path, errors: impl Into<Stdio>) -> Command {
         let mut command = self.account.command(program);
         command.current_dir(&self.dir).process_group(0).stdin(Stdio::null()).stdout(Stdio::null());

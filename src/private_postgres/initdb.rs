@@ -13,7 +13,7 @@ const CONFIGURATION: &str = "\n# Of userd\nshared_buffers = 24MB\n";
 /// until `initdb` has ended.
 pub(super) fn make_cluster(directory: &ClusterDir, programs: &Path, more: &[&str]) -> Result<()> {
     let (program, new) = (programs.join("initdb"), directory.dir.join("pgdata.new"));
-    // An error is ignored: initdb reports files of an earlier try that are still there.
+    // Ignores an error, because initdb reports files of an earlier try that are still there.
     let _ = fs::remove_dir_all(&new);
     // initdb writes into a pipe instead of the log, because the disk may be full.
     let mut initdb = directory.command(&program, Stdio::piped());

@@ -74,7 +74,8 @@ impl Drop for ServerProcess {
         if matches!(self.child.try_wait(), Ok(None)) {
             let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGINT);
         }
-        // An error ends the wait, too: it means that another thread has taken the status of the server.
+        // Ends the wait at an error, too, because an error means that another thread has taken the status of the
+        // server.
         while matches!(self.child.try_wait(), Ok(None)) {
             let _ = wait.pause(|_| true, None, || format!("PostgreSQL (process {pid}) stops"));
         }

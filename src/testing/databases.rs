@@ -58,8 +58,8 @@ impl ScratchDatabase {
                 let (name, url) = share.clone_database("template1").map_err(cluster_error)?;
                 let config = Config { database: Database::Url(url.into()), ..small_config() };
                 migrations.apply_missing(&*DbHosts::new(&config)?, true, false)?;
-                // An error is ignored: another process may have made the template meanwhile. The template gets its name
-                // once it is complete and refuses connections, so that it can be cloned from then on.
+                // Ignores an error, because another process may have made the template meanwhile. The template gets its
+                // name once it is complete and refuses connections, so that it can be cloned from then on.
                 let rename = format!(
                     "alter database {name} allow_connections false; alter database {name} rename to {template}"
                 );

@@ -65,7 +65,7 @@ pub struct Imported {
 }
 
 impl Imported {
-    /// The most problems that are kept: a person who has read 20 problems knows what is wrong with the file.
+    /// The most problems that are kept, because a person who has read 20 problems knows what is wrong with the file.
     pub const MAX_PROBLEMS: usize = 20;
 
     fn refuse(&mut self, number: i64, problem: String) {

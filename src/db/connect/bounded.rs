@@ -12,7 +12,8 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
-/// The longest time that connecting to one host may take, unless `connect_timeout` is longer: some databases have to wake up.
+/// The longest time that connecting to one host may take, unless `connect_timeout` is longer, as for a database that
+/// has to wake up.
 pub const MAX_CONNECT_TIME: Duration = Duration::from_secs(2);
 
 /// The number of descriptors that a connect opens: five that the connection keeps, and seven for the look-up of the name and for the

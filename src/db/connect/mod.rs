@@ -92,7 +92,7 @@ impl DbHosts {
     /// Returns a new session. Executes `set_up` in it if sessions keep settings. Blocks for at most two seconds with each host, or for
     /// a longer `connect_timeout`.
     pub(super) fn connect(&self, set_up: &str) -> Result<Session, ConnectError> {
-        // Reads the epoch before connecting: if the server changes meanwhile, the new session counts as old.
+        // Reads the epoch before connecting, so that the new session counts as old if the server changes meanwhile.
         let epoch = self.epoch.current();
         let connection = self.open_session(set_up, None, Duration::MAX)?;
         let statements = self.sessions().keep_statements().then(Vec::new);

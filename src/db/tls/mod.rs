@@ -79,7 +79,7 @@ mod verified {
         if trusted.is_empty() && settings.verify != Verification::Nothing {
             return Err("no system certificates found: install ca-certificates, or name a file".to_owned());
         }
-        // Leaves out certificates that cannot be parsed: the store of a system may have some.
+        // Leaves out certificates that cannot be parsed, because the store of a system may have some.
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(trusted.iter().cloned());
         let algorithms = provider.signature_verification_algorithms;
@@ -106,7 +106,7 @@ mod verified {
         };
         // Offers the protocol `postgresql` by ALPN, as libpq does, because sslnegotiation=direct requires it.
         config.alpn_protocols = vec![b"postgresql".to_vec()];
-        // Resumes no TLS session: a resumption would not verify the certificate, which may have expired.
+        // Resumes no TLS session, because a resumption would not verify the certificate, which may have expired.
         config.resumption = Resumption::disabled();
         Ok(Connector::new(config))
     }
@@ -138,8 +138,8 @@ mod verified {
             }
             let all = self.algorithms.all;
             match verify_server_cert_signed_by_trust_anchor(&parsed, &self.roots, intermediates, now, all) {
-                // Accepts a trusted certificate that is marked as an authority's, as `openssl req -x509` makes it:
-                // webpki refuses such a certificate, but only after its dates have passed.
+                // Accepts a trusted certificate that is marked as an authority's, as `openssl req -x509` makes it.
+                // webpki refuses such a certificate, but only after it has checked the dates.
                 Err(Error::InvalidCertificate(CertificateError::Other(_)))
                     if self.trusted.contains(certificate) => {}
                 Err(Error::InvalidCertificate(CertificateError::UnknownIssuer)) => {
