@@ -5,7 +5,7 @@
 //! The first byte says how many sizes of pieces follow it, and by its two highest bits what the rest is: 01 a chunk's
 //! extensions, 10 a Host field, else a whole stream.
 
-use super::{Arrived, Framing, Limits, Parsed, Request};
+use super::{ArrivedRequest, Framing, Limits, Progress, Request};
 use std::net::Ipv6Addr;
 
 pub fn check_all(data: &[u8]) {
@@ -109,9 +109,9 @@ fn feed(stream: &[u8], limits: &Limits, sizes: &[u8]) -> (Vec<String>, Option<St
             let parsed = framing.advance(&kept, &mut used, limits);
             kept.drain(..used);
             match parsed {
-                Ok(Parsed::Incomplete) => break,
-                Ok(Parsed::Continue) => assert!(kept.is_empty()),
-                Ok(Parsed::Complete(Arrived { request, persistence })) => {
+                Ok(Progress::Incomplete) => break,
+                Ok(Progress::Continue) => assert!(kept.is_empty()),
+                Ok(Progress::Complete(ArrivedRequest { request, persistence })) => {
                     check(&request);
                     requests.push(format!("{request:?} {:?} {persistence:?}", request.body));
                     framing = Framing::default();

@@ -22,7 +22,7 @@ pub struct Budget {
 
 #[derive(Default)]
 struct Counts {
-    held: AtomicUsize,
+    held_bytes: AtomicUsize,
     /// Locked by the reservation that waits for memory; further reservations wait for this lock.
     waiting_turn: Mutex<()>,
     /// Called while a reservation waits for memory: makes the frontend close connections.
@@ -42,13 +42,13 @@ impl Budget {
     }
 
     /// Returns the bytes that are held now. They may be more than the limit for a moment.
-    pub fn held(&self) -> usize {
-        self.counts.held.load(Ordering::Relaxed)
+    pub fn held_bytes(&self) -> usize {
+        self.counts.held_bytes.load(Ordering::Relaxed)
     }
 
     /// Counts bytes, even beyond the limit.
     pub fn count(&self, bytes: usize) -> Reservation {
-        self.counts.held.fetch_add(bytes, Ordering::Relaxed);
+        self.counts.held_bytes.fetch_add(bytes, Ordering::Relaxed);
         Reservation { budget: self.clone(), bytes }
     }
 
@@ -59,16 +59,16 @@ impl Budget {
         // Reserves at once if the memory is free. Overtakes no reservation that waits, because the bytes of a waiting
         // reservation are counted already and so are not free.
         let fits = |held: usize| Some(held + bytes).filter(|held| *held <= self.limit);
-        if self.counts.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok() {
+        if self.counts.held_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok() {
             return Some(Reservation { budget: self.clone(), bytes });
         }
         let _turn = self.counts.waiting_turn.try_lock_until(deadline)?;
         let reservation = self.count(bytes);
-        while self.held() > self.limit && Instant::now() < deadline {
+        while self.held_bytes() > self.limit && Instant::now() < deadline {
             self.counts.on_shortage.get().inspect(|report| report());
             thread::sleep(MEMORY_PAUSE);
         }
-        (self.held() <= self.limit).then_some(reservation)
+        (self.held_bytes() <= self.limit).then_some(reservation)
     }
 
     /// Sets the function that is called every few milliseconds while a reservation waits for memory. Only the first
@@ -86,7 +86,7 @@ impl Reservation {
 
     /// Makes the reservation larger or smaller, even beyond the limit.
     pub fn resize(&mut self, bytes: usize) {
-        self.budget.counts.held.fetch_add(bytes.wrapping_sub(self.bytes), Ordering::Relaxed);
+        self.budget.counts.held_bytes.fetch_add(bytes.wrapping_sub(self.bytes), Ordering::Relaxed);
         self.bytes = bytes;
     }
 }
@@ -108,15 +108,15 @@ mod tests {
     fn reservations_change_and_are_given_back() {
         let budget = Budget::new(1000);
         let mut one = budget.count(1000);
-        assert_eq!((one.bytes(), budget.held()), (1000, 1000));
+        assert_eq!((one.bytes(), budget.held_bytes()), (1000, 1000));
         one.resize(500);
-        assert_eq!((one.bytes(), budget.held()), (500, 500));
+        assert_eq!((one.bytes(), budget.held_bytes()), (500, 500));
         drop(one);
-        assert_eq!(budget.held(), 0);
+        assert_eq!(budget.held_bytes(), 0);
         let too_much = budget.count(1100);
-        assert_eq!(budget.held(), 1100);
+        assert_eq!(budget.held_bytes(), 1100);
         drop(too_much);
-        assert_eq!(budget.held(), 0);
+        assert_eq!(budget.held_bytes(), 0);
     }
 
     #[test]
@@ -130,10 +130,10 @@ mod tests {
         let waiting = thread::spawn(move || shared.reserve(400, Instant::now() + LONG).unwrap());
         reports.recv_timeout(LONG).unwrap();
         // Shows that no other work fits meanwhile.
-        assert!(budget.held() >= budget.limit);
+        assert!(budget.held_bytes() >= budget.limit);
         drop(answers);
         assert_eq!(waiting.join().unwrap().bytes(), 400);
-        assert_eq!(budget.held(), 0);
+        assert_eq!(budget.held_bytes(), 0);
     }
 
     #[test]
@@ -144,7 +144,7 @@ mod tests {
         drop(all);
         // Reserves the whole budget for a hash that is larger: it is computed alone.
         assert_eq!(budget.reserve(5000, Instant::now()).unwrap().bytes(), 1000);
-        assert_eq!(budget.held(), 0);
+        assert_eq!(budget.held_bytes(), 0);
     }
 
     /// Checks that a page that does not wait is refused only if memory is short, and not because another reservation
@@ -154,10 +154,10 @@ mod tests {
         let budget = Budget::new(1000);
         let _turn = budget.counts.waiting_turn.lock();
         let fitting = budget.reserve(600, Instant::now());
-        assert_eq!((fitting.map(|held| held.bytes()), budget.held()), (Some(600), 0));
+        assert_eq!((fitting.map(|held| held.bytes()), budget.held_bytes()), (Some(600), 0));
         let _most = budget.count(600);
         assert!(budget.reserve(600, Instant::now()).is_none());
-        assert_eq!(budget.held(), 600);
+        assert_eq!(budget.held_bytes(), 600);
     }
 
     #[test]
@@ -178,6 +178,6 @@ mod tests {
                 });
             }
         });
-        assert_eq!(budget.held(), 0);
+        assert_eq!(budget.held_bytes(), 0);
     }
 }

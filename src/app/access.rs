@@ -18,9 +18,9 @@ pub struct Access {
     pub(super) tokens: Option<Vec<([u8; 32], Callers)>>,
     /// The host names that requests without a token may have, beside the names that nobody can register; `None` allows
     /// any name.
-    hosts: Option<Vec<String>>,
+    accepted_hosts: Option<Vec<String>>,
     /// The origins of pages that may send requests.
-    origins: Vec<Arc<str>>,
+    allowed_origins: Vec<Arc<str>>,
 }
 
 impl Access {
@@ -34,8 +34,8 @@ impl Access {
         let hosts = named.map(|name| hosts::without_port(name).to_owned()).collect();
         Access {
             tokens: config.api_token.is_some().then(|| tokens(config)),
-            hosts: (!config.allowed_hosts.iter().any(|name| name == "*")).then_some(hosts),
-            origins: config.limits.allowed_origins.clone(),
+            accepted_hosts: (!config.allowed_hosts.iter().any(|name| name == "*")).then_some(hosts),
+            allowed_origins: config.limits.allowed_origins.clone(),
         }
     }
 
@@ -75,7 +75,7 @@ impl Access {
 
     /// Returns the callers that the token of the request stands for. `None` unless the request has exactly one
     /// Authorization field, with a known token.
-    pub fn token(&self, request: &Request) -> Option<Callers> {
+    pub fn token_callers(&self, request: &Request) -> Option<Callers> {
         let tokens = self.tokens.as_ref()?;
         let mut fields = request.header_values("authorization");
         let field = fields.next().filter(|_| fields.next().is_none()).and_then(|value| value.split_once(' '));
@@ -89,14 +89,14 @@ impl Access {
     /// Returns the CORS fields that the answer to a request needs, for a browser with a page of another origin.
     pub fn cors(&self, request: &Request) -> Cors {
         let fields = request.header_fields().map(|(name, value)| (name, value.as_bytes()));
-        Cors::for_fields(&self.origins, fields)
+        Cors::for_fields(&self.allowed_origins, fields)
     }
 
     /// Returns true if the Host names this service. By DNS rebinding, the owner of a foreign page lets the name of the
     /// page resolve to this server. The browser then takes the page and the service for one origin, and lets the page
     /// read the answers. Only the Host of such a request tells that it is a foreign page's.
     fn is_accepted(&self, authority: &str) -> bool {
-        let Some(hosts) = &self.hosts else { return true };
+        let Some(hosts) = &self.accepted_hosts else { return true };
         let name = hosts::without_port(authority);
         hosts::is_local(authority) || hosts.iter().any(|accepted| accepted.eq_ignore_ascii_case(name))
     }
@@ -145,7 +145,7 @@ mod tests {
     }
 
     fn admit(access: &Access, request: &Request, callers: Callers) -> Result<(), Error> {
-        access.admit(request, callers, &access.cors(request), access.token(request))
+        access.admit(request, callers, &access.cors(request), access.token_callers(request))
     }
 
     fn access(token: Option<&str>) -> Access {

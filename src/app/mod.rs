@@ -42,13 +42,13 @@ pub struct App {
     pub(crate) ui: bool,
     prober: Prober,
     /// The answer of `/openapi.json`, which is made when a client first asks for it.
-    description: OnceLock<Response>,
+    openapi_answer: OnceLock<Response>,
     /// True once the service stops: `/readyz` then reports it as unready.
     stopping: AtomicBool,
     pub(crate) metrics: Arc<Metrics>,
     /// Locked while a large body is parsed, so that only one such body is parsed at a time. A parsed body may take many
     /// times the memory of its text, so several at once could use up the memory.
-    parsing: Mutex<()>,
+    large_body_lock: Mutex<()>,
 }
 
 impl App {
@@ -75,10 +75,10 @@ impl App {
                 access: Access::new(config),
                 ui: config.serves_ui(is_local),
                 prober,
-                description: OnceLock::new(),
+                openapi_answer: OnceLock::new(),
                 stopping: AtomicBool::default(),
                 metrics: Arc::new(Metrics::new(Lane::VARIANTS)),
-                parsing: Mutex::default(),
+                large_body_lock: Mutex::default(),
             })
         })
     }
@@ -111,9 +111,10 @@ impl App {
         // request itself, whose refusal names the right path.
         if matches!(asked.endpoint, Err(Error::SurplusSlash(_))) && cors.is_preflight(request) {
             let path = routes::without_surplus_slashes(request.path());
-            asked = FoundRoute { label: asked.label, ..find_endpoint(request.method, &path, self.ui) };
+            let meant = find_endpoint(request.method, &path, self.ui);
+            asked = FoundRoute { metrics_label: asked.metrics_label, ..meant };
         }
-        FoundRoute { token: self.access.token(request), ..asked }
+        FoundRoute { token: self.access.token_callers(request), ..asked }
     }
 
     /// Judges a request in the order of path, method, access and validity: makes a command of it, or the answer if it
@@ -129,7 +130,7 @@ impl App {
         /// The most bytes of a body that is parsed at once with other bodies. Larger bodies are parsed one after the
         /// other, because a parsed body may take many times the memory of its text.
         const MAX_PARSED_AT_ONCE: usize = 8 << 10;
-        let _turn = (request.body.len() > MAX_PARSED_AT_ONCE).then(|| self.parsing.lock());
+        let _turn = (request.body.len() > MAX_PARSED_AT_ONCE).then(|| self.large_body_lock.lock());
         let judged = self.to_command(request, asked, cors, id);
         judged.unwrap_or_else(|error| Verdict::Answer(error.into_response(id)))
     }
@@ -174,12 +175,13 @@ impl App {
             Endpoint::Page(page) => return Ok(Verdict::Answer(page(self))),
             Endpoint::Options(routes) => {
                 if let Some(origin) = request.header("origin").filter(|_| !cors.is_allowed()) {
-                    // Logs the origin of a refused preflight, because the browser sends no other request of its page.
+                    // Logs the origin of a refused preflight. Without this line, nothing would tell which page was
+                    // refused, because the browser sends no other request of the page.
                     let origin: String = origin.chars().take(100).collect();
                     let line = format_args!("ALLOWED_ORIGINS does not name the origin {origin:?}");
                     log_line(Level::Info, id, line);
                 }
-                return Ok(Verdict::Answer(cors.permit(request, routes::answer_options(routes))));
+                return Ok(Verdict::Answer(cors.permit_page(request, routes::answer_options(routes))));
             }
         }))
     }

@@ -52,7 +52,8 @@ pub fn answer_metrics(app: &App) -> Response {
     let ready = u8::from(find_unready_reason(app, reason).is_none());
     text.gauge("userd_ready", "Whether /readyz says that the service is ready.", ready);
     text.gauge("userd_database_read_only", "Whether the database takes no changes.", u8::from(read_only));
-    text.gauge("userd_memory_held_bytes", "Memory that is held for clients.", app.operations.budget.held());
+    let held = app.operations.budget.held_bytes();
+    text.gauge("userd_memory_held_bytes", "Memory that is held for clients.", held);
     text.gauge("userd_memory_budget_bytes", "The most memory that may be.", app.operations.budget.limit);
     app.operations.pool.write_metrics(&mut text, app.metrics.lock_retries.load(Ordering::Relaxed));
     Response { status: 200, body: text.written.into(), ..Response::no_content() }
@@ -74,7 +75,7 @@ pub fn answer_description(app: &App) -> Response {
     let operations = &app.operations;
     let needs_token = app.access.tokens.is_some();
     let make = || make_description(operations.schemas.variant, operations.max_per_page, needs_token);
-    app.description.get_or_init(|| Response::json(200, &make())).clone()
+    app.openapi_answer.get_or_init(|| Response::json(200, &make())).clone()
 }
 
 /// Returns the OpenAPI description of a service with these settings: `schemas/openapi.json`, in which each reference to

@@ -55,7 +55,7 @@ pub(crate) enum Endpoint {
 #[derive(Debug)]
 pub(crate) struct FoundRoute {
     /// The value of the label `route` in the metrics: the path of the route, or `other` if the table has no such path.
-    pub label: &'static str,
+    pub metrics_label: &'static str,
     /// The endpoint, or an error: [`Error::NotFound`], [`Error::MethodNotAllowed`], or [`Error::NotImplemented`] if no
     /// path has such a method.
     pub endpoint: Result<Endpoint, Error>,
@@ -118,17 +118,17 @@ impl Route {
 /// Finds the endpoint of a request. `ui`: the service has the page for the browser.
 pub(crate) fn find_endpoint(method: Method, path: &str, ui: bool) -> FoundRoute {
     let found = find_route(path);
-    let label = found.as_ref().map_or("other", |(route, _)| route.path);
-    let without_user = |endpoint| FoundRoute { label, endpoint, callers: Any, user: None, token: None };
+    let metrics_label = found.as_ref().map_or("other", |(route, _)| route.path);
+    let no_user = |endpoint| FoundRoute { metrics_label, endpoint, callers: Any, user: None, token: None };
     match found.filter(|(route, _)| route.is_served(ui)) {
         Some((route, last)) => match route.endpoint(method) {
             Some((endpoint, callers)) => {
-                FoundRoute { callers, user: parse_id(&last), ..without_user(Ok(endpoint)) }
+                FoundRoute { callers, user: parse_id(&last), ..no_user(Ok(endpoint)) }
             }
-            None => without_user(Err(Error::MethodNotAllowed(allowed_methods(slice::from_ref(route))))),
+            None => no_user(Err(Error::MethodNotAllowed(allowed_methods(slice::from_ref(route))))),
         },
-        None if (method, path) == (Options, "*") => without_user(Ok(Endpoint::Options(&ROUTES))),
-        None => without_user(Err(refuse_path(method, path, ui))),
+        None if (method, path) == (Options, "*") => no_user(Ok(Endpoint::Options(&ROUTES))),
+        None => no_user(Err(refuse_path(method, path, ui))),
     }
 }
 
@@ -228,16 +228,16 @@ mod tests {
             ("", None),
         ];
         for (path, expected) in rows {
-            assert_eq!(find_endpoint(Get, path, true).label, expected.unwrap_or("other"), "{path}");
+            assert_eq!(find_endpoint(Get, path, true).metrics_label, expected.unwrap_or("other"), "{path}");
         }
     }
 
     /// Returns the endpoint and the user of a request, or the status of its refusal.
     fn found(method: &str, path: &str) -> String {
-        let FoundRoute { label, endpoint, user, .. } = find_endpoint(method.into(), path, true);
+        let FoundRoute { metrics_label, endpoint, user, .. } = find_endpoint(method.into(), path, true);
         match endpoint {
             Ok(Endpoint::Options(routes)) => allowed_methods(routes),
-            Ok(Endpoint::Page(_)) => format!("page {label}"),
+            Ok(Endpoint::Page(_)) => format!("page {metrics_label}"),
             Ok(endpoint) => format!("{endpoint:?} {}", user.unwrap_or_default()),
             Err(error) => error.answer().status.to_string(),
         }

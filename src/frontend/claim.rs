@@ -18,7 +18,7 @@ pub struct ClaimedRequest {
     /// The time at which the frontend answers 503 unless the worker has answered by then.
     pub deadline: Instant,
     /// The reservation of the memory of the request, kept as long as the request; `None` for a small one.
-    pub held: Option<Reservation>,
+    pub memory: Option<Reservation>,
 }
 
 /// The name of a request: the slot of its connection, and the number of the request in this slot. A worker finds the

@@ -11,25 +11,25 @@ pub struct Peer {
     pub address: Option<IpAddr>,
     /// True for a trusted proxy between requests. Its connections carry many clients, and are never closed for
     /// new ones.
-    pub trusted: bool,
+    pub is_trusted_proxy: bool,
 }
 
 impl Peer {
     pub fn new(address: Option<IpAddr>, proxies: &TrustedProxies) -> Peer {
         // Converts a mapped address to IPv4: a socket that takes IPv4 and IPv6 reports IPv4 peers in mapped form.
         let address = address.map(|address| address.to_canonical());
-        Peer { address, trusted: proxies.contains(address) }
+        Peer { address, is_trusted_proxy: proxies.contains(address) }
     }
 
     /// Returns the client of a request: the client that a trusted proxy has `named`, else the peer of the connection.
     pub fn client_of_request(self, named: Option<IpAddr>) -> Peer {
-        Peer { address: named.filter(|_| self.trusted).or(self.address), trusted: false }
+        Peer { address: named.filter(|_| self.is_trusted_proxy).or(self.address), is_trusted_proxy: false }
     }
 
     /// Returns the key that the connections of this peer are counted under; `None` for a trusted proxy, whose
     /// connections are not counted.
     pub fn key(self) -> Option<PeerKey> {
-        (!self.trusted).then(|| self.address.map(counted_address))
+        (!self.is_trusted_proxy).then(|| self.address.map(counted_address))
     }
 }
 

@@ -66,24 +66,24 @@ impl Slots {
         })
     }
 
-    /// Sends the answer to a request, as much of it as the socket takes at once, and at most `cut` bytes of an answer
-    /// that is to be cut short. Returns `None` if the answer comes too late: the frontend has answered 503, or the
-    /// client is gone.
+    /// Sends the answer to a request, as much of it as the socket takes at once, and at most `cut_after` bytes of an
+    /// answer that is to be cut short. Returns `None` if the answer comes too late: the frontend has answered 503, or
+    /// the client is gone.
     ///
-    /// Never blocks: the event loop sends the bytes that the socket does not take at once, and counts them. `held` is
+    /// Never blocks: the event loop sends the bytes that the socket does not take at once, and counts them. `memory` is
     /// the worker's reservation for the answer.
     pub fn send(
         &self,
         slot: Slot,
         response: Response,
-        cut: Option<usize>,
-        held: Option<Reservation>,
+        cut_after: Option<usize>,
+        memory: Option<Reservation>,
     ) -> Option<Delivery> {
         let stopping = self.stopping.load(Ordering::SeqCst);
         let (delivery, unfinished) =
-            self.lock(slot.index)?.client_of(slot)?.send_answer(response, cut, stopping);
+            self.lock(slot.index)?.client_of(slot)?.send_answer(response, cut_after, stopping);
         // Releases the worker's reservation: the connection counts the bytes that the socket did not take.
-        drop(held);
+        drop(memory);
         if unfinished {
             self.queue_for_loop(slot.index);
         }

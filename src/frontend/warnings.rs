@@ -18,7 +18,7 @@ pub struct Warnings(Mutex<HashMap<&'static str, (Instant, u64)>>);
 
 impl Warnings {
     /// Warns that a request is refused, at most once a second for each reason.
-    pub fn refused(&self, why: BusyReason, client: Option<IpAddr>, id: &RequestId) {
+    pub fn warn_of_refusal(&self, why: BusyReason, client: Option<IpAddr>, id: &RequestId) {
         self.warn(why.text(), format_args!(", client={}", ClientName(client)), Some(id));
     }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 const READABLE_FIELDS: &str = "ETag, Link, Location, Retry-After, X-Request-Id, Idempotency-Replayed";
 /// The seconds for which a browser may reuse the answer to a preflight. Chromium reuses it for no longer.
 const MAX_AGE_SECONDS: &str = "7200";
-/// The field by which a preflight names the fields that the page is about to send.
+/// The request field in which a browser lists the fields that a page is about to send.
 const ASKED_FIELDS: &str = "Access-Control-Request-Headers";
 
 /// The CORS fields that the answer to a request has.
@@ -53,7 +53,7 @@ impl Cors {
 
     /// Adds the fields of the answer to a preflight. The page may send the methods of `Allow`, and all fields that it
     /// asks for: its origin is allowed, and libraries send fields of their own.
-    pub fn permit(&self, request: &Request, response: Response) -> Response {
+    pub fn permit_page(&self, request: &Request, response: Response) -> Response {
         let Some(methods) = response.header("Allow").filter(|_| self.is_preflight(request)) else {
             return response;
         };
@@ -104,7 +104,7 @@ mod tests {
         let request = fields.iter().fold(request, |request, (name, value)| request.with(*name, *value));
         let lines = request.header_fields().map(|(name, value)| (name, value.as_bytes()));
         let cors = Cors::for_fields(&entries(origins), lines);
-        let mut response = cors.permit(&request, Response::no_content().with("Allow", "GET, OPTIONS"));
+        let mut response = cors.permit_page(&request, Response::no_content().with("Allow", "GET, OPTIONS"));
         cors.add_to(&mut response);
         let fields = response.headers[1..].iter();
         fields.map(|(name, value)| format!("{name}: {value}")).collect::<Vec<_>>().join("; ")

@@ -28,10 +28,10 @@ pub fn schema_file(name: &str, variant: Schema) -> Option<Value> {
     Some(serde_json::from_str(text).expect("a schema of this crate is JSON"))
 }
 
-/// The schemas that bodies are validated against, and the setting `SCHEMA` that has chosen them.
+/// The schemas that bodies are validated against.
 #[derive(Debug)]
 pub struct BodySchemas {
-    /// The variant of the contract, which decides how a violation is answered.
+    /// The setting `SCHEMA`, which decides against which schemas bodies are validated.
     pub variant: Schema,
     /// The body of POST /users.
     pub create: BodySchema,
@@ -64,14 +64,14 @@ impl BodySchema {
     fn new(mut schema: Value, mode: config::Validation) -> BodySchema {
         let email = schema.pointer_mut("/properties/email").and_then(Value::as_object_mut);
         let has_format = email.is_some_and(|email| email.remove("format").is_some());
-        // Compiles the draft that the file names. It is draft 7, whose own schema is one file in memory; later drafts
-        // have eight. A format of ours would need `jsonschema::options`, which is generic: rustc would compile all
-        // keywords once more for this crate.
+        // Compiles the schema by the draft of JSON Schema that the file names. That is draft 7, because its own schema
+        // is one file in memory, and those of later drafts are eight. Adds no format of ours, because
+        // `jsonschema::options` is generic: rustc would compile all keywords once more for this crate.
         let validator = jsonschema::validator_for(&schema).expect("a schema of this crate is one");
         BodySchema { validator, has_format, mode }
     }
 
-    /// Returns the body if it is valid, else the refusal that the variant of the contract has.
+    /// Returns the body if it is valid, else the refusal that the setting `VALIDATION` demands.
     pub fn validate(&self, body: Map<String, Value>) -> Result<Map<String, Value>, Error> {
         let address = body.get("email").and_then(Value::as_str).filter(|_| self.has_format);
         let problem = address.and_then(|address| email::check_email(address).err());

@@ -191,9 +191,9 @@ fn answer_at_once(app: Arc<App>) -> AnswerAtOnce {
         }
         let cors = app.access.cors(request);
         let asked = app.find_endpoint(request, &cors);
-        let label = asked.label;
+        let label = asked.metrics_label;
         let Verdict::Answer(answer) = app.judge(request, asked, &cors, Some(id)) else { return None };
-        // Counts the answer with a time of zero: it takes some microseconds.
+        // Counts the answer with a time of zero, because such an answer takes only some microseconds.
         app.metrics.count_request(request.method, label, answer.status, Duration::ZERO);
         let (method, status) = (request.method.name(), answer.status);
         log::debug!(

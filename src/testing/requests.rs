@@ -123,7 +123,7 @@ fn check_route(method: Option<&str>, target: Option<&str>) -> Result<(), Refusal
     let route = |method: &str, path| app::find_endpoint(method.into(), path, true);
     let is_served = match (method, path) {
         (Some(method), Some(path)) => route(method, path).endpoint.is_ok(),
-        (None, Some(path)) => route("GET", path).label != "other",
+        (None, Some(path)) => route("GET", path).metrics_label != "other",
         (method, None) => method.is_none_or(|method| Method::from(method) != Method::Other),
     };
     if is_served && !path.is_some_and(app::is_answered_at_once) {

@@ -8,7 +8,7 @@ mod state;
 mod writing;
 
 use super::claim::{ClaimedRequest, Slot};
-use super::http1::{Arrived, Parsed, framing::Framing, head::AnswerInfo};
+use super::http1::{ArrivedRequest, Progress, framing::Framing, head::AnswerInfo};
 use super::{Resources, peers::Peer, warnings::Warnings};
 use crate::budget::{Budget, Reservation};
 use crate::config::Limits;
@@ -39,7 +39,7 @@ fn counted_bytes(bytes: usize) -> usize {
 }
 
 /// The parts of the event loop that a connection uses while it is called.
-pub struct Context {
+pub struct LoopParts {
     /// The time at which this iteration of the event loop began.
     pub now: Instant,
     pub limits: Arc<Limits>,
@@ -87,15 +87,15 @@ pub struct Connection {
     /// True if the socket may hold bytes, or an end of sending, that were not read.
     pub readable: bool,
     /// True if the client has ended sending. The socket is then read until it says so, even after a short read.
-    ended: bool,
+    sending_ended: bool,
     /// True if the client has reset the connection, so that it takes no answer.
-    reset: bool,
+    is_reset: bool,
     /// True if the socket is registered for writability, too.
     awaits_writable: bool,
     /// The permit of the connection; `None` for a surplus connection, which only gets a 503.
     pub admission: Option<Admission>,
     /// The reservation of memory: of the buffer and the request until a worker claims the request, then of the answer.
-    pub held: Reservation,
+    pub memory: Reservation,
     state: State,
 }
 
@@ -106,7 +106,7 @@ impl Connection {
         peer: Peer,
         generation: u64,
         admission: Admission,
-        context: &Context,
+        context: &LoopParts,
     ) -> Connection {
         Connection {
             stream,
@@ -114,11 +114,11 @@ impl Connection {
             holder: peer,
             generation,
             readable: false,
-            ended: false,
-            reset: false,
+            sending_ended: false,
+            is_reset: false,
             awaits_writable: false,
             admission: Some(admission),
-            held: context.resources.budget.count(0),
+            memory: context.resources.budget.count(0),
             state: State::Idle { since: context.now, input: Vec::new() },
         }
     }
@@ -130,14 +130,14 @@ impl Connection {
         let unclaimed = matches!(stage, Stage::Unclaimed(_)).then_some(stage)?;
         let Stage::Unclaimed(request) = mem::replace(unclaimed, Stage::Claimed) else { return None };
         let bytes = counted_bytes(request.memory());
-        self.held.resize(counted_bytes(input.len()));
+        self.memory.resize(counted_bytes(input.len()));
         Some(ClaimedRequest {
             slot: Slot { index, generation: self.generation },
             request,
             id: id.clone(),
             cors: for_answer.cors.clone(),
             deadline: *since + limits.request_timeout,
-            held: (bytes > 0).then(|| budget.count(bytes)),
+            memory: (bytes > 0).then(|| budget.count(bytes)),
         })
     }
 
@@ -145,25 +145,25 @@ impl Connection {
     pub fn note_event(&mut self, event: &Event) {
         let ended = event.is_read_closed() || event.is_error();
         self.readable |= event.is_readable() || ended;
-        self.ended |= ended;
-        self.reset |= event.is_error();
+        self.sending_ended |= ended;
+        self.is_reset |= event.is_error();
     }
 
     /// Reads, parses and writes as far as that is possible without waiting.
-    pub fn advance(&mut self, index: u32, context: &mut Context) -> Action {
+    pub fn advance(&mut self, index: u32, context: &mut LoopParts) -> Action {
         for _ in 0..MAX_STEPS {
             let action = match &self.state {
                 // Closes the connection, so that the command of a client that has reset it is not executed. (A client
                 // that has only ended sending still reads its answer.)
-                State::Working { .. } if self.reset => Some(Action::Close),
+                State::Working { .. } if self.is_reset => Some(Action::Close),
                 State::Working { stage: Stage::Unclaimed(_), .. } => Some(Action::Ticket),
                 State::Working { .. } => Some(Action::Wait),
                 State::Arriving { awaits_continue: true, .. } => self.ask_for_body(),
                 State::Idle { .. } | State::Arriving { .. } => {
-                    let held = self.held.bytes();
+                    let held = self.memory.bytes();
                     let action = self.read(context);
                     let budget = &context.resources.budget;
-                    let is_short = self.held.bytes() > held && budget.held() > budget.limit;
+                    let is_short = self.memory.bytes() > held && budget.held_bytes() > budget.limit;
                     action.or(is_short.then_some(Action::FreeMemory))
                 }
                 State::Writing { .. } => self.write_answer(index, context),
@@ -186,7 +186,7 @@ impl Connection {
     /// Ends a request, an answer or the connection: if there is a reason `why`, because connections or memory run out,
     /// else because its deadline has passed. Does nothing if a worker has begun to execute the request, or if the
     /// deadline has moved.
-    pub fn end(&mut self, why: Option<BusyReason>, index: u32, context: &mut Context) -> Action {
+    pub fn end(&mut self, why: Option<BusyReason>, index: u32, context: &mut LoopParts) -> Action {
         let may_end = match why {
             Some(_) => self.close_cause().is_some(),
             None => self.deadline(&context.limits).is_some_and(|at| at <= context.now),
@@ -208,7 +208,7 @@ impl Connection {
     }
 
     /// Answers 503, because connections or memory run out or the server stops, and then closes the connection.
-    pub fn turn_away(&mut self, why: BusyReason, index: u32, context: &mut Context) -> Action {
+    pub fn turn_away(&mut self, why: BusyReason, index: u32, context: &mut LoopParts) -> Action {
         self.admission = None;
         self.refuse(&Error::Busy(why), context);
         self.advance(index, context)
@@ -222,7 +222,7 @@ impl Connection {
     }
 
     /// Closes the connection unless a request has arrived by now.
-    fn close_if_idle(&mut self, index: u32, context: &mut Context) -> Action {
+    fn close_if_idle(&mut self, index: u32, context: &mut LoopParts) -> Action {
         self.readable = true;
         match self.advance(index, context) {
             Action::Wait if matches!(self.state, State::Idle { .. }) => Action::Close,
@@ -231,7 +231,7 @@ impl Connection {
     }
 
     /// Parses bytes that were read together with the last request. If there are none, reads from the socket.
-    fn read(&mut self, context: &mut Context) -> Option<Action> {
+    fn read(&mut self, context: &mut LoopParts) -> Option<Action> {
         if matches!(&self.state, State::Idle { input, .. } if !input.is_empty()) {
             self.parse(&[], context);
             return None;
@@ -260,7 +260,7 @@ impl Connection {
         loop {
             let result = self.stream.read(scratch);
             match &result {
-                Ok(count) => self.readable = *count == scratch.len() || self.ended,
+                Ok(count) => self.readable = *count == scratch.len() || self.sending_ended,
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(_) => self.readable = false,
             }
@@ -270,7 +270,7 @@ impl Connection {
 
     /// Parses the bytes that were kept, with the `fresh` bytes behind them, and enters the state that follows. A head
     /// or a body that goes on arriving keeps its deadline.
-    fn parse(&mut self, fresh: &[u8], context: &mut Context) {
+    fn parse(&mut self, fresh: &[u8], context: &mut LoopParts) {
         let (now, limits) = (context.now, &context.limits);
         let (mut framing, mut input, mut began) = match mem::replace(&mut self.state, State::Closing) {
             State::Arriving { since, framing, input, .. } => (framing, input, Some(since)),
@@ -287,16 +287,17 @@ impl Connection {
         };
         let step = framing.advance(bytes, &mut used, limits);
         let input = bytes[used..].to_vec();
-        if let Ok(Parsed::Complete(arrived)) = step {
+        if let Ok(Progress::Complete(arrived)) = step {
             return self.handle_arrived(arrived, framing.for_answer, input, context);
         }
         if framing.is_in_body() != was_in_body {
             began = None;
             self.holder = self.peer.client_of_request(framing.client());
         }
-        // Counts all bytes of a body before they arrive.
-        self.held.resize(counted_bytes(input.len()) + framing.max_bytes(limits).map_or(0, counted_bytes));
-        let awaits_continue = matches!(step, Ok(Parsed::Continue));
+        // Counts the whole body before its bytes arrive. Otherwise many bodies could begin to arrive that together need
+        // more memory than there is.
+        self.memory.resize(counted_bytes(input.len()) + framing.max_bytes(limits).map_or(0, counted_bytes));
+        let awaits_continue = matches!(step, Ok(Progress::Continue));
         self.state = State::Arriving { since: began.unwrap_or(now), framing, input, awaits_continue };
         if let Err(error) = step {
             self.refuse(&error, context);
@@ -316,20 +317,20 @@ impl Connection {
     /// Answers a complete request if it needs no worker, else keeps it until a worker claims it.
     fn handle_arrived(
         &mut self,
-        arrived: Arrived,
+        arrived: ArrivedRequest,
         mut for_answer: AnswerInfo,
         mut input: Vec<u8>,
-        context: &mut Context,
+        context: &mut LoopParts,
     ) {
-        let Arrived { mut request, mut persistence } = arrived;
+        let ArrivedRequest { mut request, mut persistence } = arrived;
         let (more, budget) = (counted_bytes(input.len()), &context.resources.budget);
-        if more > 0 && budget.held() + more > budget.limit {
+        if more > 0 && budget.held_bytes() + more > budget.limit {
             // Drops the bytes behind this request if they exceed the memory budget. The end of the connection tells
             // the client that its further requests got no answer.
             persistence = Persistence::Close;
             input = Vec::new();
         }
-        self.held.resize(counted_bytes(input.len()) + counted_bytes(request.memory()));
+        self.memory.resize(counted_bytes(input.len()) + counted_bytes(request.memory()));
         self.holder = self.peer.client_of_request(request.peer);
         request.peer = self.holder.address;
         let id = for_answer.id.take().unwrap_or_else(RequestId::new);

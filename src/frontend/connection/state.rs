@@ -81,7 +81,7 @@ impl Connection {
     /// Returns the reason for which this connection may be closed for another one, and the time since which the reason
     /// holds; `None` if it may not be closed.
     pub fn close_cause(&self) -> Option<(CloseCause, Instant)> {
-        if self.admission.is_none() || self.holder.trusted {
+        if self.admission.is_none() || self.holder.is_trusted_proxy {
             return None;
         }
         match &self.state {

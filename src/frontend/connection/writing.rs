@@ -1,6 +1,6 @@
 //! Sends answers and refusals over the socket of a connection, and ends the connection.
 
-use super::{Action, Connection, Context, State, counted_bytes};
+use super::{Action, Connection, LoopParts, State, counted_bytes};
 use crate::error::{BusyReason, Error};
 use crate::frontend::http1::head::AnswerInfo;
 use crate::frontend::peers::{ClientName, Peer};
@@ -61,7 +61,7 @@ impl UnsentAnswer {
 
 impl Connection {
     /// Answers with a refusal, and then ends the connection.
-    pub fn refuse(&mut self, error: &Error, context: &mut Context) {
+    pub fn refuse(&mut self, error: &Error, context: &mut LoopParts) {
         let AnswerInfo { id, cors, head_only, client } = match mem::replace(&mut self.state, State::Closing) {
             State::Arriving { framing, .. } => framing.for_answer,
             State::Working { id, for_answer, .. } => AnswerInfo { id: Some(id), ..for_answer },
@@ -72,7 +72,7 @@ impl Connection {
         cors.add_to(&mut response);
         match error {
             Error::Busy(why) => {
-                context.warnings.refused(*why, client, &id);
+                context.warnings.warn_of_refusal(*why, client, &id);
                 context.resources.metrics.count_busy(*why);
             }
             error => log::info!(
@@ -82,7 +82,7 @@ impl Connection {
         }
         context.resources.metrics.count_refusal(response.status);
         self.generation += 1;
-        self.held.resize(0);
+        self.memory.resize(0);
         let bytes = response.into_bytes(Persistence::Close, head_only, &id);
         let answer = UnsentAnswer { bytes, sent: 0, id, moved_at: context.now, input: None };
         self.state = State::Writing { since: context.now, answer };
@@ -90,13 +90,13 @@ impl Connection {
         self.readable = true;
     }
 
-    /// Sends a worker's answer, as much of it as the socket takes, and keeps the remaining bytes. `cut` limits the
-    /// bytes of an answer that is to be cut short. Returns the number of bytes that were taken, and whether the event
-    /// loop has to advance this connection now. Call it only for a request in work.
+    /// Sends a worker's answer, as much of it as the socket takes, and keeps the remaining bytes. `cut_after` limits
+    /// the bytes of an answer that is to be cut short. Returns the number of bytes that were taken, and whether the
+    /// event loop has to advance this connection now. Call it only for a request in work.
     pub fn send_answer(
         &mut self,
         mut response: Response,
-        cut: Option<usize>,
+        cut_after: Option<usize>,
         stopping: bool,
     ) -> (Delivery, bool) {
         let state = mem::replace(&mut self.state, State::Closing);
@@ -107,10 +107,10 @@ impl Connection {
         self.generation += 1;
         for_answer.cors.add_to(&mut response);
         let persistence = if stopping { Persistence::Close } else { persistence };
-        let closes = persistence == Persistence::Close || cut.is_some();
+        let closes = persistence == Persistence::Close || cut_after.is_some();
         self.readable |= closes && !input.is_empty();
         let mut bytes = response.into_bytes(persistence, for_answer.head_only, &id);
-        bytes.truncate(cut.unwrap_or(usize::MAX));
+        bytes.truncate(cut_after.unwrap_or(usize::MAX));
         let (now, length, input) = (Instant::now(), bytes.len(), (!closes).then_some(input));
         let mut answer = UnsentAnswer { bytes, sent: 0, id, moved_at: now, input };
         let result = self.write_bytes(&mut answer, now);
@@ -119,7 +119,7 @@ impl Connection {
             Ok(()) if answer.is_sent() => self.finish_answer(answer, now),
             Ok(()) => {
                 let input = answer.input.as_ref().map_or(0, Vec::len);
-                self.held.resize(counted_bytes(answer.bytes.capacity()) + counted_bytes(input));
+                self.memory.resize(counted_bytes(answer.bytes.capacity()) + counted_bytes(input));
                 self.state = State::Writing { since: now, answer };
             }
             Err(_) => self.give_up(),
@@ -129,7 +129,7 @@ impl Connection {
     }
 
     /// Sends more of an answer. Returns `None` once all of it is sent.
-    pub(super) fn write_answer(&mut self, index: u32, context: &mut Context) -> Option<Action> {
+    pub(super) fn write_answer(&mut self, index: u32, context: &mut LoopParts) -> Option<Action> {
         let State::Writing { since, mut answer } = mem::replace(&mut self.state, State::Closing) else {
             return None;
         };
@@ -138,15 +138,15 @@ impl Connection {
         }
         let done = answer.is_sent();
         if self.awaits_writable == done {
-            // Asks for writability only after a write that was not enough, which is rare: a Unix socket would report
-            // it after every answer.
+            // Asks the kernel to report when the socket can be written only after a write that did not take all bytes.
+            // Such a write is rare, and a Unix socket would otherwise be reported after every answer.
             self.awaits_writable = !done;
             let interest = interest(!done);
             let (fd, token) = (self.stream.as_raw_fd(), Token(index as usize));
+            // Misses no event, because registering anew reports a socket that is writable already.
             if context.poll.registry().reregister(&mut SourceFd(&fd), token, interest).is_err() {
                 return Some(Action::Close);
             }
-            // No event is missed, because registering anew reports a socket that is writable already.
         }
         if !done {
             self.state = State::Writing { since, answer };
@@ -172,7 +172,7 @@ impl Connection {
 
     /// Enters the state that follows a sent answer.
     fn finish_answer(&mut self, answer: UnsentAnswer, now: Instant) {
-        self.held.resize(counted_bytes(answer.input.as_ref().map_or(0, Vec::len)));
+        self.memory.resize(counted_bytes(answer.input.as_ref().map_or(0, Vec::len)));
         self.holder = self.peer;
         self.state = match answer.input {
             Some(input) => State::Idle { since: now, input },
@@ -188,7 +188,7 @@ impl Connection {
     }
 
     /// Reads and discards bytes of a client that was refused. Returns `None` while there may be more.
-    pub(super) fn discard_input(&mut self, context: &mut Context) -> Option<Action> {
+    pub(super) fn discard_input(&mut self, context: &mut LoopParts) -> Option<Action> {
         if !self.readable {
             return Some(Action::Wait);
         }

@@ -7,17 +7,17 @@
 //! with unread bytes resets the connection before the client has read the answer. Such *surplus* connections do not
 //! count towards `max_connections`. If no slot is free, the oldest surplus connection is closed.
 
-use super::{EventLoop, SWEEP_PAUSE};
+use super::{EventLoop, SWEEP_PAUSE, register};
 use crate::frontend::{
     connection::{Action, Admission, Connection},
     peers::{CloseCause, Peer, may_displace},
 };
 use crate::{error::BusyReason, http::PeerKey};
-use mio::{Interest, Token, unix::SourceFd};
+use mio::Token;
 use socket2::Socket;
 use std::io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted, WouldBlock};
 use std::time::{Duration, Instant};
-use std::{cmp::Reverse, collections::HashMap, net::IpAddr, os::fd::AsRawFd, sync::atomic::Ordering};
+use std::{cmp::Reverse, collections::HashMap, net::IpAddr, sync::atomic::Ordering};
 
 /// The most clients that are accepted before connections are read from again.
 const MAX_ACCEPTS: usize = 64;
@@ -78,17 +78,14 @@ impl EventLoop {
             self.close_oldest_surplus();
         }
         let index = self.free_slots.pop().expect("there is a slot for each");
-        let (fd, token) = (stream.as_raw_fd(), Token(index as usize));
-        if let Err(error) =
-            self.context.poll.registry().register(&mut SourceFd(&fd), token, Interest::READABLE)
-        {
+        if let Err(error) = register(&self.context.poll, &stream, Token(index as usize)) {
             self.free_slots.push(index);
             let detail = format_args!(": {error}");
             return self.context.warnings.warn("a connection cannot be watched", detail, None);
         }
-        self.opened += 1;
+        self.connection_count += 1;
         self.sweep_at.get_or_insert(now + SWEEP_PAUSE);
-        let (admission, generation) = (self.admission.clone(), self.opened << 32);
+        let (admission, generation) = (self.admission.clone(), self.connection_count << 32);
         let connection = Connection::new(stream, peer, generation, admission, &self.context);
         self.slots.lock(index).expect("there is a slot for each").connection = Some(Box::new(connection));
         if full {
@@ -123,7 +120,7 @@ impl EventLoop {
         let mut held: HashMap<PeerKey, usize> = HashMap::new();
         let expendable = self.slots.map_connections(|index, connection| {
             let key = connection.holder.key()?;
-            let units = if why == BusyReason::NoMemory { connection.held.bytes() } else { 1 };
+            let units = if why == BusyReason::NoMemory { connection.memory.bytes() } else { 1 };
             if connection.admission.is_some() {
                 *held.entry(key).or_default() += units;
             }
@@ -154,7 +151,7 @@ impl EventLoop {
     /// Brings the held memory below its limit after a connection has grown. Closes other connections; turns the grown
     /// one away if none may be closed. A request that a worker has claimed by now keeps its memory.
     pub(super) fn enforce_memory_limit(&mut self, index: u32, holder: Peer) {
-        while self.slots.budget.held() > self.slots.budget.limit {
+        while self.slots.budget.held_bytes() > self.slots.budget.limit {
             if !self.close_one(BusyReason::NoMemory, Some(holder)) {
                 return self.call_connection(index, |connection, context| {
                     if !connection.may_be_refused() {
@@ -170,8 +167,8 @@ impl EventLoop {
     /// closed.
     pub(super) fn free_memory_for_worker(&mut self) {
         let budget = self.slots.budget.clone();
-        let enough = budget.held().saturating_sub(budget.limit / FREED_PART);
-        while budget.held() > enough && self.close_one(BusyReason::NoMemory, None) {}
+        let enough = budget.held_bytes().saturating_sub(budget.limit / FREED_PART);
+        while budget.held_bytes() > enough && self.close_one(BusyReason::NoMemory, None) {}
     }
 
     /// Closes the oldest surplus connection, which only gets a 503. Returns false if there is none.
@@ -235,7 +232,7 @@ mod tests {
             if let Some(claimed) = claimed {
                 assert_eq!(claimed.request.body, body);
                 let answer = Response::json(200, &());
-                assert!(frontend.slots.send(claimed.slot, answer, None, claimed.held).is_some());
+                assert!(frontend.slots.send(claimed.slot, answer, None, claimed.memory).is_some());
             }
             let mut start = [0; 12];
             client.read_exact(&mut start).unwrap();

@@ -8,7 +8,7 @@ mod admission;
 mod coalescing;
 
 use self::coalescing::Coalescing;
-use super::connection::{Action, Admission, Connection, Context, LINGER_TIME};
+use super::connection::{Action, Admission, Connection, LINGER_TIME, LoopParts};
 use super::slots::{SlotContents, Slots};
 use super::{Listener, Resources};
 use crate::{config::Limits, error::BusyReason};
@@ -41,7 +41,7 @@ const SWEEP_PAUSE: Duration = Duration::from_millis(20);
 
 /// The state of the frontend's thread.
 pub struct EventLoop {
-    context: Context,
+    context: LoopParts,
     pub slots: Arc<Slots>,
     listener: Option<Listener>,
     ticket_stream: UnixStream,
@@ -52,7 +52,7 @@ pub struct EventLoop {
     admission: Admission,
     /// The number of connections since the start. It is the upper half of the generation, the number by which a
     /// connection tells its requests apart.
-    opened: u64,
+    connection_count: u64,
     /// Slots without a connection. The next connection gets the last slot of this list.
     free_slots: Vec<u32>,
     /// Connections that asked to be called again in the next iteration.
@@ -90,7 +90,7 @@ impl EventLoop {
         register(&poll, &ticket_stream, TICKET_STREAM)?;
         register(&poll, &timer.as_fd(), TIMER)?;
         Ok(EventLoop {
-            context: Context {
+            context: LoopParts {
                 now: Instant::now(),
                 limits,
                 warnings: slots.warnings.clone(),
@@ -103,7 +103,7 @@ impl EventLoop {
             ticket_stream,
             slots_without_ticket: Vec::new(),
             admission: Admission::default(),
-            opened: 0,
+            connection_count: 0,
             free_slots: (0..slots.len() as u32).rev().collect(),
             slots,
             requeued: Vec::new(),
@@ -206,7 +206,7 @@ impl EventLoop {
     }
 
     /// Runs `work` on a connection, and carries out the action that `work` returns.
-    fn call_connection(&mut self, index: u32, work: impl FnOnce(&mut Connection, &mut Context) -> Action) {
+    fn call_connection(&mut self, index: u32, work: impl FnOnce(&mut Connection, &mut LoopParts) -> Action) {
         let Some(mut entry) = self.slots.lock(index) else { return };
         let SlotContents { connection: Some(connection), has_ticket } = &mut *entry else { return };
         // Catches a panic, so that it ends this connection alone: the logger of a program that embeds the service may

@@ -3,7 +3,7 @@
 //! Owns the decoding of chunks (RFC 9112, 7). Chunk extensions and trailers (fields behind the body) are checked and
 //! dropped, and their size is bounded.
 
-use super::{Arrived, next_line};
+use super::{ArrivedRequest, next_line};
 use crate::http::is_token;
 use crate::{config::Limits, error::Error};
 
@@ -13,7 +13,7 @@ const MAX_CHUNK_LINE: usize = 256;
 /// A request whose body is arriving.
 pub struct ArrivingRequest {
     /// The request, with as much of its body as has arrived.
-    pub arrived: Arrived,
+    pub arrived: ArrivedRequest,
     next: BodyPart,
     chunked: bool,
     /// The number of bytes of extensions and trailers so far, which are dropped.
@@ -33,7 +33,7 @@ enum BodyPart {
 
 impl ArrivingRequest {
     /// Begins a body of `length` bytes, or in chunks (`None`). `arrived` is the request without its body.
-    pub fn new(arrived: Arrived, length: Option<usize>) -> ArrivingRequest {
+    pub fn new(arrived: ArrivedRequest, length: Option<usize>) -> ArrivingRequest {
         let (chunked, next) = (length.is_none(), length.map_or(BodyPart::Size, BodyPart::Data));
         ArrivingRequest { arrived, next, chunked, dropped: 0 }
     }

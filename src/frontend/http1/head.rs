@@ -4,7 +4,7 @@
 //! nothing of how it arrived.
 
 use super::request_line::{RequestLine, is_authority};
-use super::{Arrived, forwarded};
+use super::{ArrivedRequest, forwarded};
 use crate::http::{Cors, Method, Persistence, Request, RequestId, is_token};
 use crate::{config::Limits, error::Error};
 use memchr::memchr;
@@ -13,7 +13,7 @@ use std::{net::IpAddr, time::Duration};
 /// The head of a request.
 pub struct Head {
     /// The request, without its body.
-    pub arrived: Arrived,
+    pub arrived: ArrivedRequest,
     /// The length of the body: 0 for no body, `None` for a body in chunks.
     pub length: Option<u64>,
     /// True if the client waits for 100 (Continue) before it sends the body.
@@ -59,7 +59,7 @@ impl Head {
         };
         let request = make_request(bytes, line, client);
         Ok(Head {
-            arrived: Arrived { request, persistence },
+            arrived: ArrivedRequest { request, persistence },
             length: (!is_chunked).then(|| length.unwrap_or(0)),
             expects_continue: !http10 && values(fields, "expect").next().is_some(),
         })

@@ -16,18 +16,18 @@ use crate::http::{Persistence, Request};
 
 /// The progress of a request after some of its bytes were parsed.
 #[derive(Debug)]
-pub enum Parsed {
+pub enum Progress {
     /// The head or the body is incomplete.
     Incomplete,
     /// The head is complete, and the client waits for 100 (Continue) before it sends the body.
     Continue,
     /// A complete request.
-    Complete(Arrived),
+    Complete(ArrivedRequest),
 }
 
 /// A complete request, and whether the connection stays open after its answer.
 #[derive(Debug)]
-pub struct Arrived {
+pub struct ArrivedRequest {
     /// The request. Its `peer` is the client that `X-Forwarded-For` names, which is true only if a trusted proxy has
     /// sent it.
     pub request: Request,

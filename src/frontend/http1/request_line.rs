@@ -12,7 +12,7 @@ use std::ops::Range;
 /// The refusal of a connection that a proxy begins with a line about its client (PROXY protocol).
 pub const PROXY_PROTOCOL: &str = "the connection begins with the PROXY protocol, which is not read here";
 
-/// The refusal of a target that is not percent-encoded, as people write one.
+/// The refusal of a target with characters that a client has to percent-encode.
 const TARGET_NOT_ENCODED: &str = "the request target has a space, a #, a \\ or a character beyond ASCII in it: percent-encode the \
                            query, as curl -G --data-urlencode does";
 

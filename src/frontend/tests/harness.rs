@@ -164,7 +164,7 @@ impl Harness {
         if let Some(tiny) = self.tiny.take() {
             tiny.unblock();
             self.threads.drain(..).for_each(|thread| thread.join().unwrap());
-            assert_eq!(self.budget.held(), 0, "all memory is given back");
+            assert_eq!(self.budget.held_bytes(), 0, "all memory is given back");
             drop(tiny);
             std::fs::remove_dir_all(&self.directory).unwrap();
         }
@@ -228,7 +228,7 @@ fn at_once(request: &Request, _: &RequestId) -> Option<Response> {
 
 fn serve(claimed: ClaimedRequest, slots: &Slots, gate: &Gate) {
     gate.seen.fetch_add(1, Ordering::SeqCst);
-    let ClaimedRequest { slot, request, held, .. } = claimed;
+    let ClaimedRequest { slot, request, memory, .. } = claimed;
     if !slots.begin(slot) {
         gate.late.fetch_add(1, Ordering::SeqCst);
         return;
@@ -254,7 +254,7 @@ fn serve(claimed: ClaimedRequest, slots: &Slots, gate: &Gate) {
         let fields: Vec<(&str, &str)> = request.header_fields().collect();
         Response::json(200, &json!({"method": method, "target": target, "fields": fields, "body": body}))
     };
-    match slots.send(slot, response, None, held) {
+    match slots.send(slot, response, None, memory) {
         Some(_) => gate.answered.fetch_add(1, Ordering::SeqCst),
         None => gate.late.fetch_add(1, Ordering::SeqCst),
     };

@@ -39,7 +39,7 @@ fn a_body_has_its_memory_before_it_is_read() {
     let one = || post(60_000) + "x";
     let mut first = sent(&harness, one());
     let _second = sent(&harness, one());
-    assert!((120_000..125_000).contains(&harness.budget.held()));
+    assert!((120_000..125_000).contains(&harness.budget.held_bytes()));
     is_refused(sent(&harness, one()));
     // Serves a request without a body meanwhile, and a body that fits.
     let get = "GET /x HTTP/1.1\r\nHost: a\r\n\r\n";
@@ -47,7 +47,7 @@ fn a_body_has_its_memory_before_it_is_read() {
     assert_eq!(sent(&harness, post(500) + &"y".repeat(500)).answer().status, 200);
     let answer = first.send("x".repeat(59_999)).answer();
     assert_eq!(answer.json()["body"].as_str().map(str::len), Some(60_000));
-    until(|| (harness.budget.held() < 65_000).then_some(()));
+    until(|| (harness.budget.held_bytes() < 65_000).then_some(()));
     let mut third = sent(&harness, one());
     assert_eq!(third.send("x".repeat(59_999)).answer().status, 200);
 }
@@ -62,15 +62,15 @@ fn a_request_takes_its_memory_along() {
     let mut first = sent(&harness, hold(60_000));
     let gone = sent(&harness, hold(60_000));
     until(|| (harness.gate.held.load(Ordering::SeqCst) == 2).then_some(()));
-    assert!(harness.budget.held() >= 120_000);
+    assert!(harness.budget.held_bytes() >= 120_000);
     // Counts the memory until the workers are done, even if the client is gone.
     drop(gone);
     harness.barrier();
-    assert!(harness.budget.held() >= 120_000);
+    assert!(harness.budget.held_bytes() >= 120_000);
     is_refused(sent(&harness, post(60_000) + "x"));
     harness.release();
     assert_eq!(first.answer().status, 200);
-    until(|| (harness.budget.held() == 0).then_some(()));
+    until(|| (harness.budget.held_bytes() == 0).then_some(()));
 }
 
 /// Checks that a request that waits for a worker gives its memory back when its connection ends, whatever ticket names
@@ -81,14 +81,14 @@ fn a_body_whose_client_has_reset_its_connection_is_free_at_once() {
     let claims = harness.claims.lock().unwrap();
     for _ in 0..3 {
         let gone = [sent(&harness, post(60_000) + &"x".repeat(60_000)), sent(&harness, post(60_000) + "x")];
-        assert!((120_000..125_000).contains(&harness.budget.held()), "{}", harness.budget.held());
+        assert!((120_000..125_000).contains(&harness.budget.held_bytes()), "{}", harness.budget.held_bytes());
         is_refused(sent(&harness, post(60_000) + &"x".repeat(60_000)));
         for client in gone {
             SockRef::from(&client.stream).set_linger(Some(Duration::ZERO)).unwrap();
             drop(client);
             harness.barrier();
         }
-        assert_eq!(harness.budget.held(), 0);
+        assert_eq!(harness.budget.held_bytes(), 0);
     }
     let mut clients = [sent(&harness, post(60_000) + &"x".repeat(60_000)), sent(&harness, post(2) + "ab")];
     drop(claims);
@@ -103,12 +103,12 @@ fn a_body_in_chunks_has_memory_for_the_largest() {
     let harness = harness();
     let chunked = "POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
     let mut first = sent(&harness, format!("{chunked}1\r\nx"));
-    let held = harness.budget.held();
+    let held = harness.budget.held_bytes();
     assert!((64 * KIB..66 * KIB).contains(&held), "{held}");
     let _second = sent(&harness, post(60_000) + "x");
     is_refused(sent(&harness, format!("{chunked}1\r\nx")));
     assert_eq!(first.send("\r\n0\r\n\r\n").answer().json()["body"], "x");
-    until(|| (harness.budget.held() == 0).then_some(()));
+    until(|| (harness.budget.held_bytes() == 0).then_some(()));
 }
 
 /// A request whose client waits for 100 (Continue).
@@ -178,7 +178,7 @@ fn heads_are_counted_as_bodies_are() {
         client.send(&head);
     }
     harness.barrier();
-    assert!((120_000..128 * KIB).contains(&harness.budget.held()), "{}", harness.budget.held());
+    assert!((120_000..128 * KIB).contains(&harness.budget.held_bytes()), "{}", harness.budget.held_bytes());
     is_refused(sent(&harness, &head));
     is_refused(sent(&harness, post(60_000) + "x"));
     // Refuses no head of the usual length.
@@ -186,7 +186,7 @@ fn heads_are_counted_as_bodies_are() {
     for client in &mut held {
         assert_eq!(client.send("\r\n\r\n").answer().status, 200);
     }
-    until(|| (harness.budget.held() == 0).then_some(()));
+    until(|| (harness.budget.held_bytes() == 0).then_some(()));
 }
 
 /// Checks that a complete request without memory is refused, reaches no worker, and closes no other connection.
@@ -243,7 +243,7 @@ fn answers_that_do_not_move_are_given_up_for_their_memory() {
     let mut larger = big(2, 4_000_000);
     let mut smaller = big(3, 1_000_000);
     until(|| (harness.gate.answered.load(Ordering::SeqCst) == 2).then_some(()));
-    assert!(harness.budget.held() > 4_500_000, "{}", harness.budget.held());
+    assert!(harness.budget.held_bytes() > 4_500_000, "{}", harness.budget.held_bytes());
     // Closes the connection of the address that holds the most first. Reports a shortage only while that connection is
     // there, and seldom: a frontend that is late on a busy machine must not close the other one for a second report.
     let mut reported = Instant::now();
@@ -252,14 +252,14 @@ fn answers_that_do_not_move_are_given_up_for_their_memory() {
             harness.slots.report_shortage();
             reported = Instant::now();
         }
-        (harness.budget.held() < 2_000_000).then_some(())
+        (harness.budget.held_bytes() < 2_000_000).then_some(())
     });
-    assert!(harness.budget.held() > 500_000);
+    assert!(harness.budget.held_bytes() > 500_000);
     let mut bytes = Vec::new();
     let _ = std::io::Read::read_to_end(&mut larger.stream, &mut bytes);
     assert!(bytes.len() < 4_000_000);
     assert_eq!(smaller.answer().body.len(), 1_000_000);
-    until(|| (harness.budget.held() == 0).then_some(()));
+    until(|| (harness.budget.held_bytes() == 0).then_some(()));
 }
 
 /// Checks that no memory stays counted. Clients of few slots send complete bodies, for which there is hardly memory,
@@ -283,6 +283,6 @@ fn bodies_whose_clients_reset_confuse_no_request() {
     thread::scope(|scope| (2..6).for_each(|host| drop(scope.spawn(move || flood(host)))));
     let get = "GET /x HTTP/1.1\r\nHost: a\r\n\r\n";
     until(|| (harness.connect().send(get).answer().status == 200).then_some(()));
-    until(|| (harness.budget.held() == 0).then_some(()));
+    until(|| (harness.budget.held_bytes() == 0).then_some(()));
     assert_eq!(harness.gate.broken.load(Ordering::SeqCst), 0);
 }

@@ -41,13 +41,13 @@ pub type Intercept = Arc<dyn Fn(&Request) -> Option<Treatment> + Send + Sync>;
 /// Executes a request for the test harness.
 pub(super) fn execute_control(dispatch: Arc<Dispatch>, control: Control, claimed: ClaimedRequest) {
     on_own_thread("control", move || {
-        let ClaimedRequest { slot, request, id, deadline, held, .. } = claimed;
+        let ClaimedRequest { slot, request, id, deadline, memory, .. } = claimed;
         let answer = |response| dispatch.slots.send(slot, response, None, None).is_some();
         if dispatch.slots.begin(slot) {
             let done = catch_panic(Some(&id), || control(request, deadline, &answer));
             let _ = done.map_err(answer);
         }
-        drop(held);
+        drop(memory);
     });
 }
 
@@ -69,7 +69,7 @@ pub(super) fn inject(dispatch: Arc<Dispatch>, fault: Fault, mut job: Job, judged
                 return;
             }
         }
-        job.cut = match fault {
+        job.cut_after = match fault {
             Fault::AnswerLost | Fault::Refused => Some(0),
             Fault::Cut(bytes) => Some(bytes),
             Fault::Unavailable | Fault::Slow(_) => None,

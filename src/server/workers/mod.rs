@@ -87,7 +87,7 @@ struct Dispatch {
 struct Schedule {
     lanes: Lanes<Box<Task>>,
     /// The number of workers that wait in tiny_http's queue.
-    receiving: usize,
+    receivers: usize,
     /// The earliest time at which a waiting worker wakes by itself.
     wakes_at: Option<Instant>,
     stopping: bool,
@@ -103,7 +103,7 @@ impl Workers {
         intercept: Option<Intercept>,
     ) -> io::Result<Workers> {
         let lanes = Lanes::new(capacity);
-        let schedule = Schedule { lanes, receiving: 0, wakes_at: None, stopping: false };
+        let schedule = Schedule { lanes, receivers: 0, wakes_at: None, stopping: false };
         let (schedule, idle, hasher) = (Mutex::new(schedule), Condvar::new(), Condvar::new());
         let dispatch = Arc::new(Dispatch { server, slots, app, intercept, schedule, idle, hasher });
         let mut workers = Workers { dispatch, threads: Vec::new() };
@@ -165,14 +165,14 @@ impl Dispatch {
             } else if hashes {
                 let due = schedule.lanes.next_due(now, hashes);
                 wait_until(&self.hasher, &mut schedule, due);
-            } else if schedule.receiving < MAX_RECEIVERS && !schedule.stopping {
-                schedule.receiving += 1;
+            } else if schedule.receivers < MAX_RECEIVERS && !schedule.stopping {
+                schedule.receivers += 1;
                 self.wake(&schedule, now);
                 drop(schedule);
                 // Catches a panic, so that the count of receivers stays right.
                 let received = catch_panic(None, || self.receive());
                 schedule = self.schedule.lock();
-                schedule.receiving -= 1;
+                schedule.receivers -= 1;
                 self.push(&mut schedule, received.unwrap_or_default());
             } else {
                 self.wait_for_work(&mut schedule, now);
@@ -198,7 +198,7 @@ impl Dispatch {
     fn wake(&self, schedule: &Schedule, now: Instant) {
         let due = schedule.lanes.next_due(now, false);
         let is_missed = due.is_some_and(|due| schedule.wakes_at.is_none_or(|at| due < at));
-        if is_missed || schedule.receiving == 0 || schedule.lanes.find_ready(now, false).is_some() {
+        if is_missed || schedule.receivers == 0 || schedule.lanes.find_ready(now, false).is_some() {
             self.idle.notify_one();
         }
         if schedule.lanes.find_ready(now, true).is_some() {

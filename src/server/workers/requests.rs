@@ -36,11 +36,11 @@ pub(super) struct Job {
     /// of its answer.
     pub claimed: ClaimedRequest,
     /// The bytes of the answer after which a test has the connection closed; `None` for a whole answer.
-    pub cut: Option<usize>,
+    pub cut_after: Option<usize>,
     /// The time at which the worker received the request from tiny_http.
     received: Instant,
     /// The value of the label `route` in the metrics, for the route of the request.
-    label: &'static str,
+    metrics_label: &'static str,
     /// The name of the rights that the token of the request gives, for the log; empty without a token.
     token: &'static str,
 }
@@ -109,7 +109,7 @@ impl Dispatch {
     fn judge(self: &Arc<Self>, claimed: ClaimedRequest, received: Instant) -> Option<Box<Task>> {
         let ClaimedRequest { request, cors, id, .. } = &claimed;
         let asked = self.app.find_endpoint(request, cors);
-        let (label, token) = (asked.label, asked.token.map_or("", Into::into));
+        let (metrics_label, token) = (asked.metrics_label, asked.token.map_or("", Into::into));
         let judged = catch_panic(Some(id), || match self.intercept.as_ref().and_then(|f| f(request)) {
             Some(Treatment::Control(control)) => Err(control),
             fault => Ok((fault, self.app.judge(request, asked, cors, Some(id)))),
@@ -121,7 +121,7 @@ impl Dispatch {
                 return None;
             }
         };
-        let mut job = Job { claimed, cut: None, received, label, token };
+        let mut job = Job { claimed, cut_after: None, received, metrics_label, token };
         // Drops the header fields and the body to free their memory: the log line needs only the method and the path.
         (job.claimed.request.raw_headers, job.claimed.request.body) = (String::new(), Vec::new());
         match (fault, judged) {
@@ -140,7 +140,7 @@ impl Dispatch {
         let response = match error {
             Error::Busy(why) => {
                 self.app.metrics.count_busy(why);
-                self.slots.warnings.refused(why, request.peer, id);
+                self.slots.warnings.warn_of_refusal(why, request.peer, id);
                 error.answer()
             }
             error => catch_panic(Some(id), || error.into_response(Some(id))).unwrap_or_else(identity),
@@ -154,8 +154,8 @@ impl Dispatch {
         let bytes = response.memory();
         if bytes > MAX_UNRESERVED_BYTES {
             let deadline = job.claimed.deadline.min(Instant::now() + memory_wait);
-            job.claimed.held = self.app.operations.budget.reserve(bytes, deadline);
-            if job.claimed.held.is_none() {
+            job.claimed.memory = self.app.operations.budget.reserve(bytes, deadline);
+            if job.claimed.memory.is_none() {
                 return self.refuse(job, Error::Busy(BusyReason::NoMemory));
             }
         }
@@ -164,16 +164,16 @@ impl Dispatch {
 
     /// Sends an answer, counts it, and logs the request.
     fn send_and_log(&self, job: &mut Job, response: Response) {
-        let held = job.claimed.held.take();
+        let held = job.claimed.memory.take();
         let (status, took) = (response.status, job.received.elapsed());
-        let send = || self.slots.send(job.claimed.slot, response, job.cut, held);
+        let send = || self.slots.send(job.claimed.slot, response, job.cut_after, held);
         let sent = catch_panic(Some(&job.claimed.id), send).unwrap_or(None);
-        let Job { label, token, claimed: ClaimedRequest { id, request, .. }, .. } = job;
+        let Job { metrics_label, token, claimed: ClaimedRequest { id, request, .. }, .. } = job;
         let (name, path) = (&*request.method_name, request.path());
         let milliseconds = took.as_secs_f64() * 1000.0;
         let delivery: &dyn fmt::Display = match &sent {
             Some(delivery) => {
-                self.app.metrics.count_request(request.method, label, status, took);
+                self.app.metrics.count_request(request.method, metrics_label, status, took);
                 delivery
             }
             // Does not count the answer: the frontend has answered the request and counted it, or the client is gone.

@@ -62,7 +62,7 @@ impl Service {
     /// Waits until all workers wait for requests without a timer.
     fn is_at_rest(&self, what: &str) {
         self.until(what, |schedule| {
-            schedule.receiving == MAX_RECEIVERS && schedule.wakes_at.is_none() && schedule.lanes.is_idle()
+            schedule.receivers == MAX_RECEIVERS && schedule.wakes_at.is_none() && schedule.lanes.is_idle()
         });
     }
 }
@@ -99,7 +99,7 @@ fn what_is_due_belongs_to_a_worker_that_waits() {
     for _ in 0..5 {
         service.until("one wakes for the retry", |schedule| schedule.wakes_at.is_some());
         assert_eq!(status(service.send("GET", "/users/1", "")), 200);
-        service.until("both receive", |schedule| schedule.receiving == MAX_RECEIVERS);
+        service.until("both receive", |schedule| schedule.receivers == MAX_RECEIVERS);
     }
     transaction.commit().unwrap();
     assert!(changes.into_iter().all(|change| status(change) == 200));

@@ -6,7 +6,7 @@
 
 use super::head::{AnswerInfo, Head, parse_fields};
 use super::request_line::{PROXY_PROTOCOL, RequestLine};
-use super::{Parsed, body::ArrivingRequest, next_line};
+use super::{Progress, body::ArrivingRequest, next_line};
 use crate::config::{Limits, MAX_HEADER_FIELDS};
 use crate::error::Error;
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ const MAX_EMPTY_LINES: u8 = 4;
 /// The first byte that a client of https sends, in its TLS handshake.
 const TLS_HANDSHAKE: u8 = 0x16;
 
-/// Parses the requests of one connection: one `Framing` for each.
+/// Parses one request from the bytes of a connection. The next request gets a new `Framing`.
 #[derive(Default)]
 pub struct Framing {
     /// The position of the incomplete line in the head: parsing goes on there when more bytes come.
@@ -31,7 +31,7 @@ pub struct Framing {
 impl Framing {
     /// Parses more bytes. `bytes` begins with the bytes that no earlier call has used, and `used` grows by the number
     /// that this call uses. After a complete or refused request, the caller makes a new `Framing`.
-    pub fn advance(&mut self, bytes: &[u8], used: &mut usize, limits: &Limits) -> Result<Parsed, Error> {
+    pub fn advance(&mut self, bytes: &[u8], used: &mut usize, limits: &Limits) -> Result<Progress, Error> {
         if let Some(body) = self.body.take() {
             return self.read_body(*body, bytes, used, limits);
         }
@@ -45,7 +45,7 @@ impl Framing {
             *used += 2;
         }
         let Some((line, end)) = self.scan_head(&bytes[*used..], limits)? else {
-            return Ok(Parsed::Incomplete);
+            return Ok(Progress::Incomplete);
         };
         let head = &bytes[*used..*used + end];
         *used += end;
@@ -58,12 +58,12 @@ impl Framing {
             return Err(Error::ContentTooLarge);
         }
         if length == Some(0) {
-            return Ok(Parsed::Complete(arrived));
+            return Ok(Progress::Complete(arrived));
         }
         let body = ArrivingRequest::new(arrived, length.map(|length| length as usize));
         if expects_continue && bytes.len() == *used {
             self.body = Some(Box::new(body));
-            return Ok(Parsed::Continue);
+            return Ok(Progress::Continue);
         }
         self.read_body(body, bytes, used, limits)
     }
@@ -75,12 +75,12 @@ impl Framing {
         bytes: &[u8],
         used: &mut usize,
         limits: &Limits,
-    ) -> Result<Parsed, Error> {
+    ) -> Result<Progress, Error> {
         if body.advance(bytes, used, limits)? {
-            return Ok(Parsed::Complete(body.arrived));
+            return Ok(Progress::Complete(body.arrived));
         }
         self.body = Some(Box::new(body));
-        Ok(Parsed::Incomplete)
+        Ok(Progress::Incomplete)
     }
 
     /// Returns the most bytes that the arriving request can have; `None` until its head is complete.

@@ -1,6 +1,6 @@
 //! Tests of the bytes that clients may send: which requests they contain, however the bytes are split.
 
-use super::super::{Arrived, fuzz::checks::limits};
+use super::super::{ArrivedRequest, fuzz::checks::limits};
 use super::*;
 use crate::http::{Persistence, Request};
 use std::mem;
@@ -36,9 +36,9 @@ fn feed(stream: &[u8], limits: &Limits, sizes: impl IntoIterator<Item = usize>) 
             let step = framing.advance(&kept, &mut used, limits);
             kept.drain(..used);
             match step {
-                Ok(Parsed::Incomplete) => break,
-                Ok(Parsed::Continue) => outcome.continues += 1,
-                Ok(Parsed::Complete(Arrived { request, persistence })) => {
+                Ok(Progress::Incomplete) => break,
+                Ok(Progress::Continue) => outcome.continues += 1,
+                Ok(Progress::Complete(ArrivedRequest { request, persistence })) => {
                     let Framing { for_answer, .. } = mem::take(&mut framing);
                     outcome.requests.push((text(&request), persistence, for_answer.head_only));
                 }
