@@ -63,7 +63,7 @@ pub(crate) struct FoundRoute {
     pub callers: Callers,
     /// The id in the path; `None` if the path has none, or no user can have this id.
     pub user: Option<i64>,
-    /// The callers that the token of the request stands for; `None` without a known token.
+    /// The clients that the token of the request stands for; `None` without a known token.
     pub token: Option<Callers>,
 }
 

@@ -10,7 +10,7 @@ const MAX_KEY_CHARS: usize = 255;
 /// Parses the `Idempotency-Key` of a request: 1 to 255 visible ASCII characters, or these as a structured string
 /// without escapes. `None` if the request has no key; [`Error::BadRequest`] if it is malformed or there are several.
 pub fn idempotency_key(request: &Request) -> Result<Option<KeyDigest>, Error> {
-    const MALFORMED: Error =
+    const MALFORMED_KEY: Error =
         Error::BadRequest("Idempotency-Key holds not just 1 to 255 visible ASCII characters");
     let mut fields = request.header_values("idempotency-key");
     let Some(value) = fields.next() else { return Ok(None) };
@@ -24,7 +24,7 @@ pub fn idempotency_key(request: &Request) -> Result<Option<KeyDigest>, Error> {
     };
     match text.filter(is_key) {
         Some(text) if fields.next().is_none() => Ok(Some(KeyDigest::new(text))),
-        _ => Err(MALFORMED),
+        _ => Err(MALFORMED_KEY),
     }
 }
 

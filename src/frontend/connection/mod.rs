@@ -82,11 +82,13 @@ pub struct Connection {
     /// The client that the memory of the connection counts for: the peer, or the client that a trusted proxy names in
     /// a head, until that request is answered.
     pub holder: Peer,
-    /// The number of the request, by which an answer that comes too late is recognized.
+    /// The number of the request among the requests of this slot. By this number an answer that comes too late is
+    /// recognized.
     generation: u64,
     /// True if the socket may hold bytes, or an end of sending, that were not read.
     pub readable: bool,
-    /// True if the client has ended sending. The socket is then read until it says so, even after a short read.
+    /// True if the client has ended sending. The socket is then read until a read finds its end, even after a short
+    /// read.
     sending_ended: bool,
     /// True if the client has reset the connection, so that it takes no answer.
     is_reset: bool,

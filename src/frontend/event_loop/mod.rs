@@ -56,7 +56,7 @@ pub struct EventLoop {
     /// Slots without a connection. The next connection gets the last slot of this list.
     free_slots: Vec<u32>,
     /// Connections that asked to be called again in the next iteration.
-    requeued: Vec<u32>,
+    requeued_slots: Vec<u32>,
     /// When the loop accepts clients next; `None` until the listener reports one.
     accept_at: Option<Instant>,
     /// When the loop looks at all deadlines next; `None` if there is no connection.
@@ -106,7 +106,7 @@ impl EventLoop {
             connection_count: 0,
             free_slots: (0..slots.len() as u32).rev().collect(),
             slots,
-            requeued: Vec::new(),
+            requeued_slots: Vec::new(),
             accept_at: None,
             sweep_at: None,
             timer,
@@ -155,7 +155,7 @@ impl EventLoop {
             result => result?,
         }
         self.context.now = Instant::now();
-        let mut due = mem::take(&mut self.requeued);
+        let mut due = mem::take(&mut self.requeued_slots);
         for event in &*events {
             match event.token() {
                 LISTENER => self.accept_at = Some(self.accept_at.unwrap_or(self.context.now)),
@@ -183,7 +183,7 @@ impl EventLoop {
     /// Returns how long the loop may wait for events: zero if a connection is due now, else without a bound (`None`),
     /// as the timer ends the wait. Sets the timer if the next deadline is earlier than the time that it is set for.
     fn timeout(&mut self) -> io::Result<Option<Duration>> {
-        if !self.requeued.is_empty() {
+        if !self.requeued_slots.is_empty() {
             return Ok(Some(Duration::ZERO));
         }
         let times = [self.accept_at, self.sweep_at, self.context.stop_at];
@@ -226,7 +226,7 @@ impl EventLoop {
                 self.enforce_memory_limit(index, holder);
                 self.advance(index);
             }
-            Action::Requeue => self.requeued.push(index),
+            Action::Requeue => self.requeued_slots.push(index),
             Action::Close => {
                 entry.connection = None;
                 self.free_slots.push(index);

@@ -22,7 +22,7 @@ pub struct ArrivingRequest {
 
 /// The part of a body that arrives next. A body of a known length is a single part `Data`.
 enum BodyPart {
-    /// So many bytes of the body, or of one chunk.
+    /// This number of bytes of the body, or of one chunk.
     Data(usize),
     /// The line end behind a chunk.
     DataEnd,
