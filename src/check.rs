@@ -3,7 +3,7 @@
 
 mod trial;
 
-pub use crate::db::counts::compare as compare_counts;
+pub use crate::db::counts::compare_counts;
 pub use crate::db::findings::{Finding, Severity};
 
 use crate::db::connect::DbHosts;
@@ -182,7 +182,7 @@ fn find_flaws(client: &mut Client, migrations: &Migrations, options: Options) ->
         add_findings(&mut findings, severity, "privileges", [row.get::<_, String>(0)]);
     }
     if options.counts {
-        match counts::compare(client) {
+        match counts::compare_counts(client) {
             Ok(line) => add_findings(&mut findings, Fine, "tables", [line]),
             Err(line) => add_findings(&mut findings, Problem, "tables", [line]),
         }

@@ -17,7 +17,7 @@ impl Output {
     /// Opens `file`, or standard output if it is `None`. With `secret`, only its owner may read the file.
     pub fn open(file: Option<&Path>, secret: bool) -> Result<Output, Failure> {
         let as_it_is = |to: File| Output { to, unfinished_file: None };
-        let opened = check_link(file).and_then(|()| match file {
+        let opened = check_symlink_owner(file).and_then(|()| match file {
             None => nix::unistd::dup(io::stdout()).map(File::from).map(as_it_is).map_err(io::Error::from),
             Some(file) if fs::metadata(file).is_ok_and(|found| !found.is_file()) => {
                 OpenOptions::new().write(true).open(file).map(as_it_is)
@@ -52,8 +52,8 @@ impl Output {
     }
 }
 
-/// Checks that `file` is no link of another user's, who could have root's export replace any file.
-fn check_link(file: Option<&Path>) -> io::Result<()> {
+/// Fails if `file` is a symbolic link of another user's, because that user could have root's export replace any file.
+fn check_symlink_owner(file: Option<&Path>) -> io::Result<()> {
     let trusted = [0, nix::unistd::Uid::effective().as_raw()];
     match file.map(fs::symlink_metadata) {
         Some(Ok(found)) if found.is_symlink() && !trusted.contains(&found.uid()) => {

@@ -97,7 +97,7 @@ pub const SETTINGS: &[Setting] = &[
         "Bytes held for all clients: requests, answers, rows, hashes; beyond it they wait, or 503"),
     setting("MAX_CONNECTIONS", Scope::Service, |c, text| whole_number(&mut c.limits.max_connections, text, 1..=1 << 20),
         "Client connections at once; beyond it one of the peer that holds the most is closed, or 503"),
-    setting("TRUSTED_PROXIES", Scope::Service, |c, text| value(&mut c.limits.trusted_proxies, text, str::parse, TrustedProxies::to_string),
+    setting("TRUSTED_PROXIES", Scope::Service, |c, text| set_and_show(&mut c.limits.trusted_proxies, text, str::parse, TrustedProxies::to_string),
         "Addresses and networks (and `unix`) whose `X-Forwarded-For` is believed"),
     setting("HEAD_TIMEOUT", Scope::Service, |c, text| seconds(&mut c.limits.head_timeout, text, 0.001),
         "Seconds for a request's head, from its first byte"),

@@ -1,9 +1,6 @@
 //! A function for each kind of setting. If a text is given, the function parses the text into a field. If the text is
 //! `None`, the function checks the value that the field has. In both cases it returns the field's value as text. An
 //! error is printed behind the variable's name, and never has the text of a secret.
-//!
-//! If the text is `None`, the function checks the value that the field has. An error is printed behind the variable's
-//! name, and never has the text of a secret.
 
 use crate::error::ConfigError;
 use crate::secret::{Secret, without_line_end};
@@ -14,7 +11,7 @@ use std::{fmt::Display, ops::RangeInclusive, path::PathBuf, str::FromStr, time::
 pub(super) type ShownValue = Result<Option<String>, String>;
 
 /// Parses `text`, if there is one, into a field by `read`. Returns the value of the field as text by `show`.
-pub(super) fn value<T>(
+pub(super) fn set_and_show<T>(
     field: &mut T,
     text: Option<&str>,
     read: impl Fn(&str) -> Result<T, String>,
@@ -64,18 +61,18 @@ pub(super) fn word<T: FromStr + Display>(field: &mut T, text: Option<&str>, word
         let known = words.iter().find(|word| **word == text).and_then(|word| word.parse().ok());
         known.ok_or_else(|| format!("must be one of {}, not {text:?}", words.join(", ")))
     };
-    value(field, text, read, T::to_string)
+    set_and_show(field, text, read, T::to_string)
 }
 
 /// Sets a switch by `text`, if there is one. Only the text in `on` turns the switch on, and any other text turns it
 /// off.
 pub(super) fn switch(field: &mut bool, text: Option<&str>, on: &str) -> ShownValue {
-    value(field, text, |text| Ok(text == on), bool::to_string)
+    set_and_show(field, text, |text| Ok(text == on), bool::to_string)
 }
 
 /// Puts `text`, if there is one, into a field. Cuts a line end off, which a file of a secret has.
 pub(super) fn string(field: &mut String, text: Option<&str>) -> ShownValue {
-    value(field, text, |text| Ok(without_line_end(text).to_owned()), String::clone)
+    set_and_show(field, text, |text| Ok(without_line_end(text).to_owned()), String::clone)
 }
 
 /// Puts a host, or the path of a socket, into a field. Refuses a connection string, because `userd config` prints the
@@ -93,7 +90,7 @@ pub(super) fn host(field: &mut String, text: Option<&str>) -> ShownValue {
 /// Puts the path of a file or a directory into a field, if there is a text.
 pub(super) fn path(field: &mut Option<PathBuf>, text: Option<&str>) -> ShownValue {
     let show = |path: &Option<PathBuf>| path.clone().unwrap_or_default().display().to_string();
-    value(field, text, |text| Ok(Some(text.into())), show)
+    set_and_show(field, text, |text| Ok(Some(text.into())), show)
 }
 
 /// Puts a secret, if there is one, into a field. The result does not show the secret.

@@ -163,7 +163,7 @@ pub struct Removal {
     /// The number of lines that are refused because their address or id is taken.
     pub taken: u64,
     /// The first lines that are refused.
-    pub first: Vec<TakenLine>,
+    pub first_taken: Vec<TakenLine>,
 }
 
 /// A staged line with an address or an id that is taken.
@@ -204,7 +204,7 @@ pub fn remove_taken(import: &mut Transaction, skips_existing: bool, limit: i64) 
     let rows = import.query_typed(REMOVE_TAKEN_LINES, &[(&limit, Type::INT8)])?;
     let taken = rows.first().map_or(0, |row| row.get::<_, i64>(3).unsigned_abs());
     let line = |row: &Row| TakenLine { line: row.get(0), earlier: row.get(1), is_id: row.get(2) };
-    Ok(Removal { existing, taken, first: rows.iter().map(line).collect() })
+    Ok(Removal { existing, taken, first_taken: rows.iter().map(line).collect() })
 }
 
 /// Stores the staged users and their hashes, with the ids of the file if `keep_ids` is set. Returns the number of stored users.

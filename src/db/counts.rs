@@ -23,7 +23,7 @@ const RECOUNT: &str = "\
 
 /// Compares the counts with the table, and returns a line about the result. Blocks while the database counts; changes
 /// of users go on. Fails with one line if the counts differ or cannot be read.
-pub fn compare(client: &mut Client) -> Result<String, String> {
+pub fn compare_counts(client: &mut Client) -> Result<String, String> {
     let row = client.query_typed_one(WRONG_COUNTS, &[]).map_err(|error| explain(&error))?;
     let (blocks, users): (i64, i64) = (row.get(0), row.get(1));
     match blocks {
@@ -40,5 +40,5 @@ pub fn compare(client: &mut Client) -> Result<String, String> {
 /// second. The error is one line.
 pub fn recount(client: &mut Client) -> Result<String, String> {
     client.batch_execute(RECOUNT).map_err(|error| explain(&error))?;
-    compare(client)
+    compare_counts(client)
 }

@@ -26,7 +26,7 @@ const IGNORED_PARAMETERS: &str = "schema currentSchema search_path schema_search
 const BAD_PERCENT_ENCODING: &str =
     "'%' is not followed by two hexadecimal digits, or encodes no UTF-8: write %25 for '%'";
 
-/// The values of parameters without effect that end the start, because they ask for more safety than userd has.
+/// Ignored parameters, each with a value that ends the start, because the value asks for more safety than userd has.
 const REFUSED_VALUES: [(&str, &str); 3] =
     [("gssencmode", "require"), ("sslcertmode", "require"), ("ssl_min_protocol_version", "TLSv1.3")];
 

@@ -25,7 +25,7 @@ impl Warnings {
     /// Logs a warning, if the last line about this reason is long enough ago. `id` names the request that is refused,
     /// if there is one. The logger of a program that embeds the service may panic, which loses this line alone.
     pub fn warn(&self, why: &'static str, detail: fmt::Arguments, id: Option<&RequestId>) {
-        if let Some(skipped) = self.count_warning(Instant::now(), why) {
+        if let Some(skipped) = self.take_skipped_if_due(Instant::now(), why) {
             let more = match skipped {
                 0 => String::new(),
                 _ => format!(" (and {skipped} more since the last such line)"),
@@ -35,9 +35,9 @@ impl Warnings {
         }
     }
 
-    /// Counts a warning. Returns the number of warnings that were skipped since the last line; `None` if this warning
-    /// is skipped, too.
-    fn count_warning(&self, now: Instant, why: &'static str) -> Option<u64> {
+    /// If a line is due, returns the number of warnings that were skipped since the last line. Otherwise counts this
+    /// warning as skipped, and returns `None`.
+    fn take_skipped_if_due(&self, now: Instant, why: &'static str) -> Option<u64> {
         let mut reasons = self.0.lock();
         let (next, skipped) = reasons.entry(why).or_insert((now, 0));
         if now < *next {
@@ -56,7 +56,7 @@ mod tests {
     #[test]
     fn one_line_a_second_for_each_reason() {
         let (warnings, start) = (Warnings::default(), Instant::now());
-        let count = |time, what| warnings.count_warning(start + Duration::from_millis(time), what);
+        let count = |time, what| warnings.take_skipped_if_due(start + Duration::from_millis(time), what);
         assert_eq!(
             (count(0, "a"), count(1, "a"), count(1, "b"), count(999, "a")),
             (Some(0), None, Some(0), None)

@@ -2,8 +2,8 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// The last labels of host names that no stranger can register, beside `home.arpa`. The log and docs/security.md have
-/// the same list.
+/// The last labels of host names that no stranger can register, beside `home.arpa`. Keep the list the same
+/// as in the log line and in docs/security.md.
 const RESERVED_LABELS: [&str; 5] = ["localhost", "local", "internal", "test", "svc"];
 
 /// Returns true if no stranger can own the name in `host` or `host:port`, whatever its case: an IP address, a name

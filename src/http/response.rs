@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::io::{self, Write};
 use std::{borrow::Cow, fmt, time::SystemTime};
 
-/// The bytes that a body with one user usually takes at most, and so does a head.
+/// The bytes that are usually enough for a head, and for a body with one user.
 const USUAL_ANSWER_BYTES: usize = 512;
 
 /// The bytes of the longest body that is copied behind its head. The head is inserted before a longer body instead,

@@ -14,7 +14,7 @@ use std::time::Instant;
 pub struct Delete {
     /// The id of the user to be removed.
     pub id: i64,
-    /// The precondition (`If-Match`). A batch takes only [simple](Condition::is_simple) ones.
+    /// The precondition (`If-Match`). A batch takes only a condition that [fits](Condition::fits_batch).
     pub condition: Condition,
 }
 
@@ -25,7 +25,7 @@ impl Delete {
     }
 
     pub(super) fn next_step(&self) -> Step {
-        let lane = if self.condition.is_simple() { Lane::Change } else { Lane::Single };
+        let lane = if self.condition.fits_batch() { Lane::Change } else { Lane::Single };
         Step::change(lane, self.id)
     }
 }
@@ -76,7 +76,7 @@ impl Change for Delete {
 
     fn apply_alone(&mut self, operations: &Operations, deadline: Instant) -> Result<Outcome, Failure> {
         let Delete { id, condition } = self;
-        let before = if condition.is_simple() { None } else { Some(operations.find_match(*id, condition)?) };
+        let before = if condition.fits_batch() { None } else { Some(operations.find_match(*id, condition)?) };
         let (is_any, version, updated_at) = state_params(condition, before.as_ref());
         let params: [Param; 4] = [
             (id, Type::INT8),

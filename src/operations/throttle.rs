@@ -1,8 +1,8 @@
 //! Bounds how often a password may be guessed: counts the wrong passwords of a peer for an account in the last minute.
 //!
-//! Counts in the memory of this process alone, and at most [`MAX_PAIRS`] pairs of a peer and an account. When all pairs
-//! are used, the peer with the most of them is refused further accounts, and a pair of another peer takes the place of
-//! that peer's oldest pair. Knows nothing of passwords or of the database: an account that does not exist is counted
+//! Counts in the memory of this process alone, and at most [`MAX_PAIRS`] pairs of a peer and an account, beside those
+//! whose password is being verified. When all pairs are used, the peer with the most of them is refused further
+//! accounts, and a pair of another peer takes the place of that peer's oldest pair. Knows nothing of passwords or of the database: an account that does not exist is counted
 //! like any other one.
 
 use crate::{db::Failure, error::Error, http::PeerKey};
@@ -131,9 +131,10 @@ impl Attempts {
         Instant::now() + self.clock_lead
     }
 
-    /// Frees a place for a pair of this peer if all places are taken. Forgets the pairs without a wrong password in the
-    /// last minute. If that frees no place, forgets the oldest pair of the peer with the most pairs, or refuses this
-    /// peer if it has the most pairs itself. Keeps pairs with a password that is being verified.
+    /// Frees a place for a further pair of this peer and an account if [`MAX_PAIRS`] such pairs are counted. First
+    /// forgets the pairs without a wrong password in the last minute. If that frees no place, forgets the oldest pair
+    /// of the peer with the most pairs, or refuses this peer if this peer has the most pairs itself. Keeps each pair
+    /// whose password is being verified.
     fn free_place(&mut self, peer: PeerKey, now: Instant) -> Result<(), Error> {
         if self.pairs.len() < MAX_PAIRS {
             return Ok(());

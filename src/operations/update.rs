@@ -21,7 +21,7 @@ pub struct Update {
     pub id: i64,
     /// The fields to be changed. A change in a batch has no password.
     pub changes: UserChanges,
-    /// The precondition (`If-Match`). A batch takes only [simple](Condition::is_simple) ones.
+    /// The precondition (`If-Match`). A batch takes only a condition that [fits](Condition::fits_batch).
     pub condition: Condition,
     /// The hash of the new password; `None` until it is made.
     pub hash: Option<PasswordHash>,
@@ -47,7 +47,7 @@ impl Update {
         Ok(match body.and_then(UserChanges::from_body) {
             Err(refusal) => Command::Find(Find::before_refusal(id, refusal)),
             Ok(changes) => {
-                let is_single = changes.password.is_some() || !condition.is_simple();
+                let is_single = changes.password.is_some() || !condition.fits_batch();
                 Command::Update(Update { id, changes, condition, hash: None, is_single })
             }
         })
@@ -145,7 +145,7 @@ impl Update {
     /// Executes the update with a statement of its own. Returns the user.
     pub(super) fn apply(&self, operations: &Operations, deadline: Instant) -> Result<User, Failure> {
         let Update { id, changes: UserChanges { name, email, password }, condition, hash, .. } = self;
-        let is_read_first = matches!(password, Some(None)) || !condition.is_simple();
+        let is_read_first = matches!(password, Some(None)) || !condition.fits_batch();
         let mut before = if is_read_first { Some(operations.find_match(*id, condition)?) } else { None };
         loop {
             let (is_any, version, updated_at) = state_params(condition, before.as_ref());

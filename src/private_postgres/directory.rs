@@ -64,10 +64,10 @@ impl ClusterDir {
 
     /// Returns a command that runs a program as the account, in a process group of its own. The program inherits no
     /// descriptor, because a descriptor of userd's parent may hold a lock, and the program may outlive this process.
-    pub fn command(&self, program: &Path, errors: impl Into<Stdio>) -> Command {
+    pub fn command(&self, program: &Path, stderr: impl Into<Stdio>) -> Command {
         let mut command = self.account.command(program);
         command.current_dir(&self.dir).process_group(0).stdin(Stdio::null()).stdout(Stdio::null());
-        command.stderr(errors);
+        command.stderr(stderr);
         let close_inherited = || {
             // An error is ignored: Linux before 5.11 does not know this call.
             // SAFETY: all arguments of the system call are numbers.

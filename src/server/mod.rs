@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use std::{io, net::SocketAddr, sync::Arc, thread};
 pub use system::check_system;
 use workers::Workers;
-pub use workers::{Control, Fault, Intercept, Treatment};
+pub use workers::{Fault, HarnessHandler, Intercept, Treatment};
 
 /// The time that workers get at a stop once `STOP_TIMEOUT` is used up: by then they are stuck, or almost done.
 const MAX_LAST_WORK_TIME: Duration = Duration::from_millis(300);

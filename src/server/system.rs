@@ -24,7 +24,7 @@ const OTHER_THREADS: usize = 16;
 /// [`StartError::System`] if they suffice for no connection, with the number that is needed, or if the process may not
 /// have enough threads.
 pub fn check_system(config: &Config) -> Result<usize, StartError> {
-    let threads = can_start(config.workers + OTHER_THREADS);
+    let threads = try_start_threads(config.workers + OTHER_THREADS);
     threads.and_then(|()| possible_connections(config)).map_err(StartError::System)
 }
 
@@ -57,7 +57,7 @@ fn possible_connections(config: &Config) -> io::Result<usize> {
 
 /// Starts so many threads and ends them again, because a library panics later if it can start none. The error says
 /// which limit is too low.
-fn can_start(count: usize) -> io::Result<()> {
+fn try_start_threads(count: usize) -> io::Result<()> {
     let gate = Mutex::new(());
     thread::scope(|scope| {
         let _shut = gate.lock();

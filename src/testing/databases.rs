@@ -92,7 +92,7 @@ impl Drop for ScratchDatabase {
             Ok(String::new())
         } else {
             Client::connect(&self.url, NoTls)
-                .map_or(Ok(String::new()), |mut client| crate::db::counts::compare(&mut client))
+                .map_or(Ok(String::new()), |mut client| crate::db::counts::compare_counts(&mut client))
         };
         outside_of_runtimes(|| {
             let mut share = CLUSTER_SHARE.lock();

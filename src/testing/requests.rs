@@ -72,7 +72,7 @@ impl Interceptor {
         Ok(json!({"requests": requests, "gone": self.gone}))
     }
 
-    /// Returns the last ten lines of the journal.
+    /// Returns the last ten lines of the journal of received requests.
     pub fn last_lines(&self) -> String {
         let first = self.journal.len().saturating_sub(10);
         self.journal.range(first..).map(|line| format!("{line}\n")).collect()

@@ -84,7 +84,7 @@ pub struct Services {
     /// The settings of the first service. Every further service has its host and its migrations.
     config: Config,
     /// The name of the first service. The path of a service's controls begins with its name.
-    first: String,
+    first_name: String,
     /// Each service by its name.
     running: Mutex<HashMap<String, Arc<RunningService>>>,
 }
@@ -99,19 +99,19 @@ impl Services {
     ) -> Result<&'static Services, String> {
         let services: &Services = Box::leak(Box::new(Services {
             config: config.clone(),
-            first: name.unwrap_or_else(random_name),
+            first_name: name.unwrap_or_else(random_name),
             running: Mutex::default(),
         }));
         let controls = |request: &Request| services.find_control(request);
         let first = start_service(config, users, controls, Instant::now() + MAX_START_TIME);
         let first = first.map_err(|refused| refused.message)?;
-        services.running.lock().insert(services.first.clone(), Arc::new(first));
+        services.running.lock().insert(services.first_name.clone(), Arc::new(first));
         Ok(services)
     }
 
     /// Returns the URLs of the first service: `url`, `control` and `databaseUrl`.
     pub fn first_urls(&self) -> Value {
-        self.urls(&self.first, &self.first_service(), None)
+        self.urls(&self.first_name, &self.first_service(), None)
     }
 
     /// Returns the last ten requests to the first service, one line of JSON each.
@@ -120,7 +120,7 @@ impl Services {
     }
 
     fn first_service(&self) -> Arc<RunningService> {
-        self.running.lock()[&self.first].clone()
+        self.running.lock()[&self.first_name].clone()
     }
 
     /// Ends a service. Blocks until the service has stopped, and does not hold the lock of the services meanwhile.
@@ -129,7 +129,7 @@ impl Services {
     }
 
     /// Returns the control that a request asks for, or `None` for a request of the API.
-    fn find_control(&'static self, request: &Request) -> Option<server::Control> {
+    fn find_control(&'static self, request: &Request) -> Option<server::HarnessHandler> {
         let name = request.path().split('/').nth(1)?.to_owned();
         let running = self.running.lock().get(&name)?.clone();
         Some(Box::new(move |request, deadline, answer| {
@@ -162,7 +162,7 @@ impl Services {
                 answer["controls"] = CONTROLS.lines().collect();
                 return Ok(Response::json(200, &answer));
             }
-            (Method::Delete, []) if name != self.first => {
+            (Method::Delete, []) if name != self.first_name => {
                 drop(running);
                 self.end_service(name);
             }
@@ -227,7 +227,7 @@ fn path_segments(request: &Request) -> Vec<&str> {
 fn start_service(
     config: &Config,
     users: Option<&[u8]>,
-    controls: impl Fn(&Request) -> Option<server::Control> + Send + Sync + 'static,
+    controls: impl Fn(&Request) -> Option<server::HarnessHandler> + Send + Sync + 'static,
     deadline: Instant,
 ) -> Result<RunningService, Refusal> {
     // Binds the address first, so that an address that cannot be used is reported before a database is made.

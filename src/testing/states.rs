@@ -33,13 +33,13 @@ impl RunningService {
         database: ScratchDatabase,
         mut bound: BoundServer,
         config: &Config,
-        controls: impl Fn(&Request) -> Option<server::Control> + Send + Sync + 'static,
+        controls: impl Fn(&Request) -> Option<server::HarnessHandler> + Send + Sync + 'static,
     ) -> Result<RunningService, StartError> {
         let interceptor = Arc::<Mutex<Interceptor>>::default();
         let watching = interceptor.clone();
         bound.intercept = Some(Arc::new(move |request| {
             let fault = || watching.lock().take_fault(request).map(Treatment::Fault);
-            controls(request).map(Treatment::Control).or_else(fault)
+            controls(request).map(Treatment::Harness).or_else(fault)
         }));
         let config = Config { database: database.config().database, ..config.clone() };
         let server = bound.start(config, || {})?;
@@ -94,7 +94,8 @@ impl RunningService {
 
     /// Lets time pass for idempotency keys and for counts of wrong passwords.
     pub fn advance(&self, time: Duration, deadline: Instant) -> Result<(), Refusal> {
-        // Lets no key expire earlier than now, because PostgreSQL refuses a timestamp that is too small.
+        // Moves no expiry to before now, because several long times together would move the expiry to before the
+        // earliest timestamp of PostgreSQL.
         let age = format!(
             "update idempotency_keys set expires_at = greatest(expires_at - interval '{} seconds', now())",
             time.as_secs_f64()

@@ -142,10 +142,10 @@ pub fn import(
     }
     imported.unit = unit;
     let removed = bulk::remove_taken(&mut transaction, import.skip_existing, Imported::MAX_PROBLEMS as i64)?;
-    let Removal { existing, taken, first } = removed;
+    let Removal { existing, taken, first_taken } = removed;
     imported.existing = existing;
-    imported.refused += taken - first.len() as u64;
-    for TakenLine { line, earlier, is_id } in first {
+    imported.refused += taken - first_taken.len() as u64;
+    for TakenLine { line, earlier, is_id } in first_taken {
         let field = if is_id { "/id" } else { "/email" };
         let user = earlier.map(|earlier| format!("{} {earlier}, too", imported.unit));
         let user = user.unwrap_or_else(|| "a user in the database".to_owned());

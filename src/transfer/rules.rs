@@ -176,7 +176,7 @@ impl Rules<'_> {
         }
         if !self.import.as_is {
             if hash.is_some() {
-                // The strict schema requires a password, which a user with a hash has.
+                // A stand-in, because the strict schema requires a password, and this user has only a hash.
                 fields.insert("password".to_owned(), "has a hash".into());
             }
             fields = self.validation.create.validate(fields).map_err(join_problems)?;

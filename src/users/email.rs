@@ -46,7 +46,7 @@ pub fn check_email(address: &str) -> Result<(), String> {
         _ if !domain.is_ascii() => ": write the domain after the @ in ASCII, as xn--…",
         _ if !domain.is_empty() && !domain.contains('.') => ": the domain after the @ needs a dot",
         _ if !is_host => ": the domain after the @ is not valid",
-        // Counts bytes, as a mail server does (RFC 5321, 4.5.3.1.3). The number is that of the column's characters.
+        // Counts bytes, as a mail server does (RFC 5321, 4.5.3.1.3). The column has the same limit, in characters.
         _ if address.len() > MAX_EMAIL_CHARS => ": it is longer than 254 bytes",
         _ => return Ok(()),
     };

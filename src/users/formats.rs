@@ -28,11 +28,11 @@ const MAX_FOREIGN_PASSWORD_BYTES: usize = 4096;
 // Each of these constants is the time that a part of a hash function takes, in nanoseconds, on a core without
 // instructions for SHA that makes a hash of ours in 20 ms.
 /// Time in which Argon2id fills 1 KiB once, whatever the number of lanes.
-const ARGON2_KIB_NS: u64 = 2_000;
+const ARGON2_NS_PER_KIB: u64 = 2_000;
 /// Time in which scrypt fills 1 KiB of its table and reads it again.
-const SCRYPT_KIB_NS: u64 = 3_600;
+const SCRYPT_NS_PER_TABLE_KIB: u64 = 3_600;
 /// Time in which scrypt derives and hashes 1 KiB of its blocks.
-const SCRYPT_BLOCK_KIB_NS: u64 = 26_000;
+const SCRYPT_NS_PER_BLOCK_KIB: u64 = 26_000;
 /// Time of a round of PBKDF2 with SHA-1.
 const PBKDF2_SHA1_NS: u64 = 200;
 /// Time of a round of PBKDF2 with SHA-256.
@@ -138,7 +138,7 @@ fn parse_argon2<'a>(text: &str) -> Option<HashFormat<'a>> {
     let params = argon2::Params::try_from(&hash).ok()?;
     let memory_kib = u64::from(params.m_cost());
     let filled_kib = memory_kib * u64::from(params.t_cost());
-    let format = HashFormat::new(filled_kib, ARGON2_KIB_NS, move |password| {
+    let format = HashFormat::new(filled_kib, ARGON2_NS_PER_KIB, move |password| {
         Argon2::default().verify_password(password.as_bytes(), &hash).is_ok()
     });
     Some(HashFormat { argon2_filled_kib: Some(filled_kib), memory_bytes: memory_kib << 10, ..format })
@@ -151,7 +151,7 @@ fn parse_scrypt<'a>(text: &str) -> Option<HashFormat<'a>> {
     let is_small = |name| hash.params.get_decimal(name).is_some_and(|number| number <= 1 << 10);
     let params = (is_small("r") && is_small("p")).then(|| scrypt::Params::try_from(&hash).ok())??;
     let (n, r, p) = (params.n(), u64::from(params.r()), u64::from(params.p()));
-    let nanoseconds = n.saturating_mul(SCRYPT_KIB_NS).saturating_add(SCRYPT_BLOCK_KIB_NS);
+    let nanoseconds = n.saturating_mul(SCRYPT_NS_PER_TABLE_KIB).saturating_add(SCRYPT_NS_PER_BLOCK_KIB);
     let format = HashFormat::new((r * p).div_ceil(8), nanoseconds, move |password| {
         Scrypt::new().verify_password(password.as_bytes(), &hash).is_ok()
     });

@@ -37,7 +37,7 @@ impl Condition {
     }
 
     /// Returns whether the condition allows every revision, or one at most. A batch takes only such conditions.
-    pub fn is_simple(&self) -> bool {
+    pub fn fits_batch(&self) -> bool {
         self.only.as_ref().is_none_or(|only| only.len() <= 1)
             && self.except.as_ref().is_some_and(Vec::is_empty)
     }

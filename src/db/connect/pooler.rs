@@ -65,8 +65,8 @@ impl DbHosts {
     /// Returns whether a pooler lends the session of a client: several server processes serve this client, or one of them also serves
     /// a second client. Blocks for up to two seconds. Returns false if that shows nothing, as with a pooler that has one session.
     pub fn is_lent(&self, mut client: Client) -> bool {
-        /// How often the server processes are compared. A single look may show nothing, because another program may
-        /// have the server process at that moment.
+        /// The most times that the server processes of the two clients are compared. One comparison may miss a pooler,
+        /// because another program may use the server process that the two clients would otherwise share.
         const MAX_LOOKS: usize = 8;
         let deadline = Instant::now() + MAX_CONNECT_TIME;
         let Ok(mut other) = self.open_session("", None, MAX_CONNECT_TIME) else { return false };

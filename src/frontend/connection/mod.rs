@@ -27,7 +27,7 @@ const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
 /// The most steps (reads, writes, changes of state) of one connection in one iteration of the event loop, before the
 /// next connection has its turn.
-const MAX_STEPS: usize = 8;
+const MAX_STEPS_PER_ITERATION: usize = 8;
 
 /// The most bytes that a request, a buffer or an answer may have without being counted in the memory budget. Most have
 /// fewer.
@@ -81,7 +81,7 @@ pub struct Connection {
     peer: Peer,
     /// The client that the memory of the connection counts for: the peer, or the client that a trusted proxy names in
     /// a head, until that request is answered.
-    pub holder: Peer,
+    pub client: Peer,
     /// The number of the request among the requests of this slot. By this number an answer that comes too late is
     /// recognized.
     generation: u64,
@@ -113,7 +113,7 @@ impl Connection {
         Connection {
             stream,
             peer,
-            holder: peer,
+            client: peer,
             generation,
             readable: false,
             sending_ended: false,
@@ -153,7 +153,7 @@ impl Connection {
 
     /// Reads, parses and writes as far as that is possible without waiting.
     pub fn advance(&mut self, index: u32, context: &mut LoopParts) -> Action {
-        for _ in 0..MAX_STEPS {
+        for _ in 0..MAX_STEPS_PER_ITERATION {
             let action = match &self.state {
                 // Closes the connection, so that the command of a client that has reset it is not executed. (A client
                 // that has only ended sending still reads its answer.)
@@ -199,7 +199,7 @@ impl Connection {
             State::Arriving { .. } => why.map_or(Error::RequestTimeout, Error::Busy),
             State::Working { .. } => Error::Busy(why.unwrap_or(BusyReason::NotAnsweredInTime)),
             State::Writing { answer, .. } => {
-                answer.log_cut_off(self.holder, why);
+                answer.log_cut_off(self.client, why);
                 return Action::Close;
             }
             State::Closing | State::Lingering { .. } => return Action::Close,
@@ -294,7 +294,7 @@ impl Connection {
         }
         if framing.is_in_body() != was_in_body {
             began = None;
-            self.holder = self.peer.client_of_request(framing.client());
+            self.client = self.peer.client_of_request(framing.client());
         }
         // Counts the whole body before its bytes arrive. Otherwise many bodies could begin to arrive that together need
         // more memory than there is.
@@ -333,8 +333,8 @@ impl Connection {
             input = Vec::new();
         }
         self.memory.resize(counted_bytes(input.len()) + counted_bytes(request.memory()));
-        self.holder = self.peer.client_of_request(request.peer);
-        request.peer = self.holder.address;
+        self.client = self.peer.client_of_request(request.peer);
+        request.peer = self.client.address;
         let id = for_answer.id.take().unwrap_or_else(RequestId::new);
         let answer = (context.resources.answer_at_once)(&request, &id);
         let (since, stage) = (context.now, Stage::Unclaimed(request));

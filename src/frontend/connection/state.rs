@@ -66,7 +66,7 @@ impl Connection {
 
     /// Returns true if a request is arriving, or waits for a worker. Once a worker has claimed a request, it is
     /// executed, so its client is not told that it is refused.
-    pub fn may_be_refused(&self) -> bool {
+    pub fn request_may_be_refused(&self) -> bool {
         match &self.state {
             State::Working { stage, .. } => matches!(stage, Stage::Unclaimed(_)),
             state => matches!(state, State::Arriving { .. }),
@@ -81,7 +81,7 @@ impl Connection {
     /// Returns the reason for which this connection may be closed for another one, and the time since which the reason
     /// holds; `None` if it may not be closed.
     pub fn close_cause(&self) -> Option<(CloseCause, Instant)> {
-        if self.admission.is_none() || self.holder.is_trusted_proxy {
+        if self.admission.is_none() || self.client.is_trusted_proxy {
             return None;
         }
         match &self.state {

@@ -173,7 +173,7 @@ impl Connection {
     /// Enters the state that follows a sent answer.
     fn finish_answer(&mut self, answer: UnsentAnswer, now: Instant) {
         self.memory.resize(counted_bytes(answer.input.as_ref().map_or(0, Vec::len)));
-        self.holder = self.peer;
+        self.client = self.peer;
         self.state = match answer.input {
             Some(input) => State::Idle { since: now, input },
             None => State::Closing,

@@ -119,7 +119,7 @@ impl EventLoop {
     fn pick_to_close(&self, why: BusyReason, newcomer: Option<Peer>) -> Option<u32> {
         let mut held: HashMap<PeerKey, usize> = HashMap::new();
         let expendable = self.slots.map_connections(|index, connection| {
-            let key = connection.holder.key()?;
+            let key = connection.client.key()?;
             let units = if why == BusyReason::NoMemory { connection.memory.bytes() } else { 1 };
             if connection.admission.is_some() {
                 *held.entry(key).or_default() += units;
@@ -150,11 +150,11 @@ impl EventLoop {
 
     /// Brings the held memory below its limit after a connection has grown. Closes other connections; turns the grown
     /// one away if none may be closed. A request that a worker has claimed by now keeps its memory.
-    pub(super) fn enforce_memory_limit(&mut self, index: u32, holder: Peer) {
+    pub(super) fn enforce_memory_limit(&mut self, index: u32, client: Peer) {
         while self.slots.budget.held_bytes() > self.slots.budget.limit {
-            if !self.close_one(BusyReason::NoMemory, Some(holder)) {
+            if !self.close_one(BusyReason::NoMemory, Some(client)) {
                 return self.call_connection(index, |connection, context| {
-                    if !connection.may_be_refused() {
+                    if !connection.request_may_be_refused() {
                         return Action::Wait;
                     }
                     connection.turn_away(BusyReason::NoMemory, index, context)
@@ -218,7 +218,7 @@ mod tests {
             client.write_all(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10000\r\n\r\n").unwrap();
             client.write_all(&body).unwrap();
             let deadline = Instant::now() + Duration::from_secs(20);
-            while !frontend.slots.lock(0).unwrap().connection.as_ref().unwrap().may_be_refused() {
+            while !frontend.slots.lock(0).unwrap().connection.as_ref().unwrap().request_may_be_refused() {
                 assert!(Instant::now() < deadline);
                 frontend.call_connection(0, |connection, context| {
                     connection.readable = true;
@@ -227,8 +227,8 @@ mod tests {
             }
             let claimed = frontend.slots.claim(if is_claimed { "/0," } else { "" }).next();
             let _others = budget.count(128 << 10);
-            let holder = frontend.slots.lock(0).unwrap().connection.as_ref().unwrap().holder;
-            frontend.enforce_memory_limit(0, holder);
+            let counted_client = frontend.slots.lock(0).unwrap().connection.as_ref().unwrap().client;
+            frontend.enforce_memory_limit(0, counted_client);
             if let Some(claimed) = claimed {
                 assert_eq!(claimed.request.body, body);
                 let answer = Response::json(200, &());

@@ -221,9 +221,9 @@ impl EventLoop {
             Action::Ticket if mem::replace(has_ticket, true) => {}
             Action::Ticket => self.slots_without_ticket.push(index),
             Action::FreeMemory => {
-                let holder = connection.holder;
+                let client = connection.client;
                 drop(entry);
-                self.enforce_memory_limit(index, holder);
+                self.enforce_memory_limit(index, client);
                 self.advance(index);
             }
             Action::Requeue => self.requeued_slots.push(index),
@@ -234,8 +234,9 @@ impl EventLoop {
         }
     }
 
-    /// Tells the workers of the requests that have become complete in this iteration: writes tickets that name the
-    /// slots of these requests to tiny_http, with one system call.
+    /// Wakes workers for the requests that have become complete in this iteration. Writes tickets to tiny_http, because
+    /// the workers receive from tiny_http. A ticket is a small request that names slots of complete requests. One
+    /// system call writes all tickets.
     fn write_tickets(&mut self) -> io::Result<()> {
         if self.slots_without_ticket.is_empty() {
             return Ok(());

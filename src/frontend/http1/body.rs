@@ -22,7 +22,7 @@ pub struct ArrivingRequest {
 
 /// The part of a body that arrives next. A body of a known length is a single part `Data`.
 enum BodyPart {
-    /// This number of bytes of the body, or of one chunk.
+    /// The bytes of the body, or of the current chunk, that are still to arrive.
     Data(usize),
     /// The line end behind a chunk.
     DataEnd,

@@ -61,8 +61,8 @@ pub struct Capacity {
 pub struct QueuedCommand<T> {
     /// The command itself.
     pub work: T,
-    /// The next step of the command.
-    pub step: Step,
+    /// The step that the command was queued for.
+    pub queued_step: Step,
     peer: PeerKey,
     arrived: Instant,
     /// The earliest time at which the command may be executed.
@@ -139,13 +139,21 @@ impl<T> Lanes<T> {
     /// Queues a command. If too many passwords wait to be hashed, returns a command that is refused: the newest one of
     /// the address that has the most.
     pub fn push(&mut self, work: T, step: Step, peer: PeerKey, now: Instant) -> Option<T> {
-        let command = QueuedCommand { work, step, peer, arrived: now, due: now, retries: 0, owns_row: false };
+        let command = QueuedCommand {
+            work,
+            queued_step: step,
+            peer,
+            arrived: now,
+            due: now,
+            retries: 0,
+            owns_row: false,
+        };
         self.push_next(command, step)
     }
 
     /// Queues a command for its next step. Returns a refused command as [`Lanes::push`] does.
     pub fn push_next(&mut self, command: QueuedCommand<T>, step: Step) -> Option<T> {
-        self.queues[step.lane as usize].waiting.push_back(QueuedCommand { step, ..command });
+        self.queues[step.lane as usize].waiting.push_back(QueuedCommand { queued_step: step, ..command });
         if step.lane == Lane::Hash { self.refuse_a_hash() } else { None }
     }
 
@@ -158,14 +166,14 @@ impl<T> Lanes<T> {
             return Some(command.work);
         }
         command.retries += 1;
-        let queue = if command.step.lane == Lane::Hash { HASH } else { RETRY };
+        let queue = if command.queued_step.lane == Lane::Hash { HASH } else { RETRY };
         self.queues[queue].waiting.push_back(command);
         None
     }
 
     /// Frees the row of a command that is done, or whose client does not wait any more.
     pub fn free_row(&mut self, command: &QueuedCommand<T>) {
-        if let Some(row) = command.step.changed_user.filter(|_| command.owns_row) {
+        if let Some(row) = command.queued_step.changed_user.filter(|_| command.owns_row) {
             self.taken_rows.remove(&row);
         }
     }
@@ -180,7 +188,7 @@ impl<T> Lanes<T> {
         self.batches += 1;
         queue.last_batch = self.batches;
         queue.in_flight.push(now);
-        let users = commands.iter().map(|command| command.step.max_users).sum();
+        let users = commands.iter().map(|command| command.queued_step.max_users).sum();
         self.users += users;
         Some(Batch { size: commands.len(), commands, queue: at, started: now, users })
     }
@@ -301,7 +309,8 @@ impl<T> Lanes<T> {
 impl<T> QueuedCommand<T> {
     /// Returns true if a command may start: its pause is over, and no other change of its row is in flight or paused.
     fn may_start(&self, rows: &HashSet<i64>, now: Instant) -> bool {
-        self.due <= now && (self.owns_row || self.step.changed_user.is_none_or(|row| !rows.contains(&row)))
+        self.due <= now
+            && (self.owns_row || self.queued_step.changed_user.is_none_or(|row| !rows.contains(&row)))
     }
 }
 
@@ -321,7 +330,7 @@ impl<T> Queue<T> {
             .zip(&self.waiting)
             .filter(|(_, command)| {
                 command.may_start(rows, now)
-                    && command.step.changed_user.is_none_or(|row| changed.insert(row))
+                    && command.queued_step.changed_user.is_none_or(|row| changed.insert(row))
             })
             .map(|(at, command)| {
                 let count = counts.entry(command.peer).and_modify(|count| *count += 1).or_insert(1);
@@ -335,8 +344,8 @@ impl<T> Queue<T> {
                 break;
             }
             let command = &mut self.waiting[at];
-            users = users.saturating_sub(command.step.max_users);
-            if let Some(row) = command.step.changed_user {
+            users = users.saturating_sub(command.queued_step.max_users);
+            if let Some(row) = command.queued_step.changed_user {
                 rows.insert(row);
                 command.owns_row = true;
             }

@@ -168,7 +168,7 @@ fn a_row_stays_taken_while_its_change_pauses_or_goes_on() {
     let command = batch.commands.pop().unwrap();
     assert!(bench.lanes.push_next(command, Step::change(Lane::Single, 7)).is_none());
     let mut batch = bench.next().unwrap();
-    assert_eq!((batch.commands[0].step.lane, works(&batch)), (Lane::Single, vec![1]));
+    assert_eq!((batch.commands[0].queued_step.lane, works(&batch)), (Lane::Single, vec![1]));
     bench.lanes.end_batch(&batch, bench.now);
     assert!(bench.lanes.retry(batch.commands.pop().unwrap(), bench.now).is_none());
     assert!(bench.next().is_none());
@@ -414,7 +414,7 @@ impl World {
                 self.queued -= batch.commands.len();
                 for command in &batch.commands {
                     let (step, since, over) = &mut self.commands[command.work as usize];
-                    assert!(!*over && step.lane == batch.commands[0].step.lane);
+                    assert!(!*over && step.lane == batch.commands[0].queued_step.lane);
                     if let Some(row) = step.changed_user {
                         assert!(self.rows.insert(row), "a row is changed twice at once");
                     }
@@ -439,8 +439,9 @@ impl World {
         assert!(self.in_flight.len() - hashes <= sessions && writes <= but_one && hashes <= hashers);
         assert!(of(Lane::Create) <= but_two && changes <= but_two && of(Lane::List) <= but_one);
         assert!(count(RETRY) <= (but_one / 2).max(1));
-        let users =
-            |batch: &Batch<u32>| batch.commands.iter().map(|command| command.step.max_users).sum::<usize>();
+        let users = |batch: &Batch<u32>| {
+            batch.commands.iter().map(|command| command.queued_step.max_users).sum::<usize>()
+        };
         let lists = self.in_flight.iter().filter(|batch| batch.queue == Lane::List as usize);
         assert!(lists.map(users).sum::<usize>() < 2 * MAX_LISTED_USERS);
         // Checks that reads are in flight if one may be executed, unless a short batch is.

@@ -27,24 +27,28 @@ pub enum Fault {
 pub enum Treatment {
     /// The request fails.
     Fault(Fault),
-    /// The request is for the test harness: the service neither judges, counts nor logs it.
-    Control(Control),
+    /// The request is for the test harness. The service neither judges, counts nor logs the request.
+    Harness(HarnessHandler),
 }
 
 /// Function that executes a request for the harness until its deadline. It answers with the function that it gets,
 /// which returns true if the client still waited.
-pub type Control = Box<dyn FnOnce(Request, Instant, &dyn Fn(Response) -> bool) + Send>;
+pub type HarnessHandler = Box<dyn FnOnce(Request, Instant, &dyn Fn(Response) -> bool) + Send>;
 
 /// Function that chooses the requests to intercept. Must not block.
 pub type Intercept = Arc<dyn Fn(&Request) -> Option<Treatment> + Send + Sync>;
 
 /// Executes a request for the test harness.
-pub(super) fn execute_control(dispatch: Arc<Dispatch>, control: Control, claimed: ClaimedRequest) {
+pub(super) fn execute_harness_request(
+    dispatch: Arc<Dispatch>,
+    handler: HarnessHandler,
+    claimed: ClaimedRequest,
+) {
     on_own_thread("control", move || {
         let ClaimedRequest { slot, request, id, deadline, memory, .. } = claimed;
         let answer = |response| dispatch.slots.send(slot, response, None, None).is_some();
         if dispatch.slots.begin(slot) {
-            let done = catch_panic(Some(&id), || control(request, deadline, &answer));
+            let done = catch_panic(Some(&id), || handler(request, deadline, &answer));
             let _ = done.map_err(answer);
         }
         drop(memory);

@@ -39,7 +39,7 @@ use crate::error::{BusyReason, Error};
 use crate::http::Response;
 use crate::operations::Outcome;
 use crate::{frontend::Slots, http::counted_address};
-pub use faults::{Control, Fault, Intercept, Treatment};
+pub use faults::{Fault, HarnessHandler, Intercept, Treatment};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use requests::{Job, MAX_MEMORY_WAIT, Task, catch_panic};
 use std::sync::{Arc, atomic::Ordering};
@@ -282,7 +282,7 @@ impl Dispatch {
     fn execute_commands(&self, mut items: Vec<QueuedTask>) -> (Vec<QueuedTask>, Vec<Outcome>) {
         let count = items.len();
         if let Some(item) = items.first() {
-            self.app.metrics.count_batch(item.step.lane as usize, count);
+            self.app.metrics.count_batch(item.queued_step.lane as usize, count);
         }
         let only = items.first().filter(|_| count == 1).map(|item| item.work.job.claimed.id.clone());
         let commands = items.iter_mut().map(|item| {

@@ -111,13 +111,13 @@ impl Dispatch {
         let asked = self.app.find_endpoint(request, cors);
         let (metrics_label, token) = (asked.metrics_label, asked.token.map_or("", Into::into));
         let judged = catch_panic(Some(id), || match self.intercept.as_ref().and_then(|f| f(request)) {
-            Some(Treatment::Control(control)) => Err(control),
+            Some(Treatment::Harness(handler)) => Err(handler),
             fault => Ok((fault, self.app.judge(request, asked, cors, Some(id)))),
         });
         let (fault, judged) = match judged.unwrap_or_else(|answer| Ok((None, Verdict::Answer(answer)))) {
             Ok(judged) => judged,
-            Err(control) => {
-                faults::execute_control(Arc::clone(self), control, claimed);
+            Err(handler) => {
+                faults::execute_harness_request(Arc::clone(self), handler, claimed);
                 return None;
             }
         };
