@@ -16,7 +16,7 @@ pub struct Access {
     /// request's token is compared as a digest, because the time of a comparison could otherwise tell how much of a
     /// token is right.
     pub(super) tokens: Option<Vec<([u8; 32], Callers)>>,
-    /// The host names that requests without a token may have, beside the names that nobody can register; `None` allows
+    /// The host names that requests without a token may have, beside the names that no stranger can register; `None` allows
     /// any name.
     accepted_hosts: Option<Vec<String>>,
     /// The origins of pages that may send requests.

@@ -54,11 +54,9 @@ const ERASE_ANSWERS: &str =
     "update idempotency_keys set answer = null where user_id = any (array(select $1::bigint))";
 
 /// Inserts that PostgreSQL can plan only if the table has its primary key, because `on conflict` needs a unique index.
-const USERS_PRIMARY_KEY: &str = "insert into users default values on conflict (id) do nothing";
-const CREDENTIALS_PRIMARY_KEY: &str =
-    "insert into credentials default values on conflict (user_id) do nothing";
-const IDEMPOTENCY_PRIMARY_KEY: &str =
-    "insert into idempotency_keys default values on conflict (key) do nothing";
+const INSERT_USER: &str = "insert into users default values on conflict (id) do nothing";
+const INSERT_HASH: &str = "insert into credentials default values on conflict (user_id) do nothing";
+const INSERT_KEY: &str = "insert into idempotency_keys default values on conflict (key) do nothing";
 
 /// Returns by how much the count in `user_counts` exceeds the number of rows of `users`, for the block of ids that has
 /// user $1. Returns no row if the difference is $2.
@@ -74,21 +72,15 @@ const STEPS: [Step; 29] = [
     ("SQL may change the id of a user", "", "", Plan, "trigger user_id_is_fixed"),
     ("totals are wrong after a TRUNCATE", "", "", Plan, "trigger user_counts_truncate"),
     ("a TRUNCATE leaves values of users", "", "", Plan, "trigger idempotency_erase_all"),
-    ("two users may have one id", USERS_PRIMARY_KEY, "", Plan, "alter table users add primary key (id)"),
+    ("two users may have one id", INSERT_USER, "", Plan, "alter table users add primary key (id)"),
     (
         "a user may have two hashes",
-        CREDENTIALS_PRIMARY_KEY,
+        INSERT_HASH,
         "",
         Plan,
         "alter table credentials add primary key (user_id)",
     ),
-    (
-        "a key may be used twice",
-        IDEMPOTENCY_PRIMARY_KEY,
-        "",
-        Plan,
-        "alter table idempotency_keys add primary key (key)",
-    ),
+    ("a key may be used twice", INSERT_KEY, "", Plan, "alter table idempotency_keys add primary key (key)"),
     ("two users may have one address", CREATE_MANY, "('{n}', '{:key}')", Plan, EMAIL_INDEX),
     ("keys that have expired stay", REMOVE_EXPIRED, "", Plan, "index idempotency_keys_expires_at"),
     ("deletes are slow", ERASE_ANSWERS, "(:id)", Plan, "index idempotency_keys_user_id"),

@@ -255,6 +255,7 @@ fn a_sheet_for_the_debian_package() {
         let ended = shell(dir.path(), &lines, &[]);
         assert_eq!(ended.0, code, "{ended:?}");
         assert_eq!(service.database.value("select count(*) from users"), users);
+        assert!(dir.path().join("people.csv").exists(), "the reader has not looked yet");
     }
 }
 

@@ -81,9 +81,8 @@ impl EventLoop {
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), WAKER)?;
         let slots = Arc::new(Slots::new(limits.clone(), resources.budget.clone(), waker));
-        // Lets writes to tiny_http block. Such a write waits only for the thread of tiny_http that reads, and this
-        // thread waits for no client. At most one ticket on its way names a slot, so the tickets on their way are
-        // bounded.
+        // Lets writes to tiny_http block. A write waits only for the thread of tiny_http that reads, and that thread
+        // waits for no client. The tickets on their way are bounded, because one ticket at a time names a slot.
         ticket_stream.set_nonblocking(false)?;
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC)?;
         listener.sockets.iter().try_for_each(|socket| register(&poll, socket, LISTENER))?;

@@ -39,11 +39,7 @@ pub type HarnessHandler = Box<dyn FnOnce(Request, Instant, &dyn Fn(Response) -> 
 pub type Intercept = Arc<dyn Fn(&Request) -> Option<Treatment> + Send + Sync>;
 
 /// Executes a request for the test harness.
-pub(super) fn execute_harness_request(
-    dispatch: Arc<Dispatch>,
-    handler: HarnessHandler,
-    claimed: ClaimedRequest,
-) {
+pub(super) fn run_handler(dispatch: Arc<Dispatch>, handler: HarnessHandler, claimed: ClaimedRequest) {
     on_own_thread("control", move || {
         let ClaimedRequest { slot, request, id, deadline, memory, .. } = claimed;
         let answer = |response| dispatch.slots.send(slot, response, None, None).is_some();

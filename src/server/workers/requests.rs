@@ -117,7 +117,7 @@ impl Dispatch {
         let (fault, judged) = match judged.unwrap_or_else(|answer| Ok((None, Verdict::Answer(answer)))) {
             Ok(judged) => judged,
             Err(handler) => {
-                faults::execute_harness_request(Arc::clone(self), handler, claimed);
+                faults::run_handler(Arc::clone(self), handler, claimed);
                 return None;
             }
         };
