@@ -17,18 +17,14 @@ fn the_service_over_tls() {
     let [ca, other_ca, file] = [ca, other_ca, file].map(|path| path.display().to_string());
     let wrong = ("PGPASSWORD", "another");
     type Row<'a> = (&'a str, &'a str, &'a str, [(&'a str, &'a str); 2], Option<&'a str>);
-    let rows: [Row; 6] = [
+    let untrusted = "no trusted authority has signed the server's certificate: DB_SSL_CA, or sslrootcert";
+    let rows: [Row; 7] = [
         ("good", "", &ca, [("DB_PASS", "secret"), wrong], None),
         ("good", "", &ca, [("DB_PASS_FILE", &file), wrong], None),
         ("good", "", &ca, [("PGPASSWORD", "secret"), ("DB_PASS", "")], None),
         ("good", ":secret", &ca, [wrong, ("DB_PASS", "another")], None),
-        (
-            "good",
-            "",
-            &other_ca,
-            [("DB_PASS", "secret"), wrong],
-            Some("no trusted authority has signed the server's certificate: DB_SSL_CA, or sslrootcert"),
-        ),
+        ("good", "", &other_ca, [("DB_PASS", "secret"), wrong], Some(untrusted)),
+        ("self-signed", "", &ca, [("DB_PASS", "secret"), wrong], Some(untrusted)),
         ("expired", "", &ca, [("DB_PASS", "secret"), wrong], Some("certificate expired")),
     ];
     for (certificate, in_url, ca, passwords, expected) in rows {

@@ -61,7 +61,7 @@ mod verified {
 
     /// The problem of a server's certificate that no authority of the settings, or of the system, has signed.
     const UNTRUSTED_CERTIFICATE: &str = "no trusted authority has signed the server's certificate: DB_SSL_CA, or sslrootcert in \
-        DATABASE_URL, names the file of its authority";
+        DATABASE_URL, names the PEM file of its authority, or of the certificate itself if it is self-signed";
 
     /// The type that opens connections with or without TLS. A clone of it is cheap.
     pub type Connector = tokio_postgres_rustls::MakeRustlsConnect;
@@ -142,9 +142,9 @@ mod verified {
                 // webpki refuses such a certificate, but only after it has checked the dates.
                 Err(Error::InvalidCertificate(CertificateError::Other(_)))
                     if self.trusted.contains(certificate) => {}
-                Err(Error::InvalidCertificate(CertificateError::UnknownIssuer)) => {
-                    return Err(Error::General(UNTRUSTED_CERTIFICATE.to_owned()));
-                }
+                Err(Error::InvalidCertificate(
+                    error @ (CertificateError::UnknownIssuer | CertificateError::Other(_)),
+                )) => return Err(Error::General(format!("{UNTRUSTED_CERTIFICATE} ({error})"))),
                 result => result?,
             }
             if self.verify == Verification::ChainAndName {
