@@ -15,7 +15,7 @@ use crate::{Config, Database};
 pub fn open_cluster(args: &Args, config: &mut Config, make: bool) -> Result<Option<Cluster>, Failure> {
     let Some(dir) = args.embedded_dir() else { return Ok(None) };
     if !make {
-        private_postgres::check(&dir).map_err(Failure::runtime)?;
+        private_postgres::check_has_cluster(&dir).map_err(Failure::runtime)?;
     }
     // Tells the handler of signals which server runs, so that a signal which ends this process ends the server, too.
     let go_on = |server| {
@@ -24,7 +24,7 @@ pub fn open_cluster(args: &Args, config: &mut Config, make: bool) -> Result<Opti
     };
     // The server allows ten more sessions than the pool has, for migrations and psql.
     let opened = Cluster::open(&dir, config.db_pool_size + 10, args.verb != Verb::Service, go_on);
-    signals::EXIT_CLEANUP.lock().server = opened.as_ref().ok().and_then(Cluster::pid);
+    signals::EXIT_CLEANUP.lock().server = opened.as_ref().ok().and_then(Cluster::own_server_pid);
     let cluster =
         opened.map_err(|error| signals::interruption().unwrap_or_else(|| Failure::runtime(error)))?;
     if args.verb != Verb::Export {

@@ -37,7 +37,7 @@ pub fn set_variables(args: &mut Args) -> Result<(), Failure> {
 /// Returns the configuration of the environment and of `--migrate`.
 pub fn read_config(args: &Args) -> Result<Config, ConfigError> {
     let mut config = Config::from_vars(lookup(args))?;
-    let user = crate::private_postgres::User::with_uid(nix::unistd::Uid::effective().as_raw());
+    let user = crate::private_postgres::SystemUser::with_uid(nix::unistd::Uid::effective().as_raw());
     config.os_user = user.map(|user| user.name);
     config.migrate = args.value(commands::MIGRATE).is_none_or(|value| value == "on");
     Ok(config)

@@ -1,6 +1,6 @@
 //! Gives root's privileges up: the process becomes the user that its PostgreSQL runs as.
 
-use crate::private_postgres::{Account, User};
+use crate::private_postgres::{Account, SystemUser};
 use nix::unistd::{Gid, Uid, setgid, setgroups, setuid};
 use std::io;
 
@@ -8,7 +8,7 @@ use std::io;
 /// because its rights are unknown.
 pub fn give_up_root(account: &Account) -> io::Result<()> {
     let Some((uid, gid)) = account.ids_if_root() else { return Ok(()) };
-    let name = User::with_uid(uid).map_or_else(|| uid.to_string(), |user| user.name);
+    let name = SystemUser::with_uid(uid).map_or_else(|| uid.to_string(), |user| user.name);
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
     let failed = |error| io::Error::other(format!("root cannot become user {name}: {error}"));
     // Calls the C library's functions, which change every thread; a system call would change one. Leaves further groups

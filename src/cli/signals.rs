@@ -120,7 +120,7 @@ pub fn wait_for_end(mut cluster: Option<&mut Cluster>) -> Result<(), String> {
     let mut end = SERVICE_END.lock();
     while end.is_none() {
         if SERVICE_ENDED.wait_for(&mut end, pause).timed_out() {
-            *end = cluster.as_mut().and_then(|cluster| cluster.end_reason()).map(Err);
+            *end = cluster.as_mut().and_then(|cluster| cluster.server_end_reason()).map(Err);
         }
     }
     end.take().expect("the service has ended")

@@ -1,5 +1,5 @@
-//! A cluster whose data are kept. The process that starts its server owns the cluster; commands beside it join the
-//! server.
+//! A cluster whose data are kept. The process that starts the cluster's server also stops it; commands that run
+//! meanwhile use that server.
 
 use super::directory::{self, ClusterDir};
 use super::initdb::make_cluster;
@@ -13,14 +13,14 @@ use std::{fs, io};
 /// SQLSTATE with which a server refuses a session while it starts or stops.
 const SERVER_STARTS_OR_STOPS: SqlState = SqlState::CANNOT_CONNECT_NOW;
 
-/// How long a lock may be held although its owner has ended: a new process has a copy of the lock between fork and
-/// exec.
-const MAX_LOCK_COPY: Duration = Duration::from_secs(1);
+/// The most time for which a lock stays held after its owner has ended: between fork and exec, a process that the owner
+/// has started has a copy of the lock.
+const MAX_STALE_LOCK_TIME: Duration = Duration::from_secs(1);
 
-/// A cluster that accepts connections. Dropping the value stops the server by a fast shutdown if this process started
-/// it, and blocks until the server has stopped. What was committed is safe.
+/// A cluster whose server accepts connections. If this process started the server, dropping the value stops the server
+/// by a fast shutdown, which keeps committed data, and blocks until the server has stopped.
 ///
-/// If this process is killed, the server goes on. The next start stops it first.
+/// If this process is killed, the server goes on. The next start of the cluster stops that server first.
 #[derive(Debug)]
 pub struct Cluster {
     /// The account that the server runs as.
@@ -28,37 +28,38 @@ pub struct Cluster {
     dir: PathBuf,
     /// The server and the locked directory, if this process has started the server. The server is dropped first,
     /// because the directory must be locked until the server has stopped.
-    started: Option<(ServerProcess, ClusterDir)>,
+    own_server: Option<(ServerProcess, ClusterDir)>,
 }
 
 impl Cluster {
     /// Starts the server of the cluster in `dir`. Makes a missing directory (mode 0700) and a missing cluster, and
-    /// stops a server that a killed userd has left. PostgreSQL runs as the account that [`Account::find`] returns.
+    /// stops a server that a killed userd has left. PostgreSQL runs as the account that [`Account::for_cluster`]
+    /// returns.
     ///
-    /// With `joins`, uses the server that another process runs there, if there is one. Root then acts as the owner of
-    /// the directory, so that no file there gets another owner.
+    /// If `may_join` is true and another process already runs the server, uses that server. Root then acts as the owner
+    /// of the directory, so that no file there gets another owner.
     ///
-    /// Blocks until the server accepts connections, unless `go_on` cancels the start. After an error no server is
-    /// running.
+    /// Blocks until the server accepts connections, or until `go_on` returns false. After an error this process has no
+    /// server running.
     ///
     /// # Errors
     /// One line that says what to do, if PostgreSQL, its right version or its user is missing; if its programs do not
     /// start; if the directory is unusable, another user's or in use; or if `initdb` or the server fails.
-    pub fn open(dir: &Path, max_connections: u32, joins: bool, go_on: ShouldGoOn) -> Result<Cluster> {
-        let account = if joins { Account::owner_of(dir) } else { Account::find(true) }?;
-        let dir = directory::prepare(dir, account)?;
+    pub fn open(dir: &Path, max_connections: u32, may_join: bool, go_on: ShouldGoOn) -> Result<Cluster> {
+        let account = if may_join { Account::owner_of(dir) } else { Account::for_cluster(true) }?;
+        let dir = directory::make_or_check(dir, account)?;
         account.with_rights(|| {
             let mut wait = Wait::begin();
             loop {
                 if let Some(directory) = ClusterDir::lock(&dir, account, go_on)? {
                     return Cluster::start_in(directory, max_connections);
                 }
-                match (joins && server::is_ready(&dir)).then(|| connect(&dir)) {
-                    Some(Ok(_)) => return Ok(Cluster { account, dir, started: None }),
+                match (may_join && server::is_ready(&dir)).then(|| connect(&dir)) {
+                    Some(Ok(_)) => return Ok(Cluster { account, dir, own_server: None }),
                     Some(Err(error)) if error.code().is_some_and(|code| *code != SERVER_STARTS_OR_STOPS) => {
                         return Err(ClusterError::new(format!("cannot join {}: {error}", dir.display())));
                     }
-                    None if !joins && wait.since.elapsed() >= MAX_LOCK_COPY => {
+                    None if !may_join && wait.began.elapsed() >= MAX_STALE_LOCK_TIME => {
                         return Err(directory::in_use_error(&dir));
                     }
                     _ => wait.pause(go_on, None, || directory::in_use_error(&dir).to_string())?,
@@ -68,8 +69,8 @@ impl Cluster {
     }
 
     fn start_in(directory: ClusterDir, max_connections: u32) -> Result<Cluster> {
-        let (dir, pgdata) = (directory.dir.clone(), directory.pgdata());
-        directory.end_leftovers()?;
+        let (dir, pgdata) = (directory.path.clone(), directory.pgdata());
+        directory.end_leftover_processes()?;
         let is_new = !pgdata.exists();
         let wanted = if is_new { None } else { Some(read_major_version(&directory)?) };
         let (programs, major) = programs::find(wanted, &directory.account)?;
@@ -79,31 +80,33 @@ impl Cluster {
         }
         let server = ServerProcess::start(&directory, &programs, max_connections, &[])?;
         if is_new {
-            // Takes from all roles the right to create objects in the schema `public`, which they have before
-            // PostgreSQL 15.
-            const CLOSE_SCHEMA: &str = "revoke create on schema public from public";
-            let closed = connect(&dir).and_then(|mut client| client.batch_execute(CLOSE_SCHEMA));
-            closed.map_err(|error| ClusterError::new(format!("cannot set up the database: {error}")))?;
+            // Takes from all roles the right to create objects in the schema `public`. PostgreSQL before 15 gives them
+            // this right.
+            const REVOKE_CREATE: &str = "revoke create on schema public from public";
+            let revoked = connect(&dir).and_then(|mut client| client.batch_execute(REVOKE_CREATE));
+            revoked.map_err(|error| ClusterError::new(format!("cannot set up the database: {error}")))?;
         }
         let (pid, place) = (server.child.id(), dir.display());
         log::info!("PostgreSQL {major} (process {pid}) serves {}, socket in {place}", pgdata.display());
-        Ok(Cluster { account: directory.account, dir, started: Some((server, directory)) })
+        Ok(Cluster { account: directory.account, dir, own_server: Some((server, directory)) })
     }
 
-    /// Returns the connection string of a database, for psql and the `postgres` crate, as the superuser `postgres`:
-    /// `host='/dir' port=5432 user=postgres dbname='…'`. Every cluster has the database `postgres`.
+    /// Returns the string with which psql or the `postgres` crate connects to a database of this cluster as the
+    /// superuser `postgres`: `host='/dir' port=5432 user=postgres dbname='…'`. Every cluster has the database
+    /// `postgres`.
     pub fn connection_string(&self, database: &str) -> String {
         connection_string(&self.dir, database)
     }
 
     /// Returns the server's process id if this process has started the server.
-    pub fn pid(&self) -> Option<u32> {
-        self.started.as_ref().map(|(server, _)| server.child.id())
+    pub fn own_server_pid(&self) -> Option<u32> {
+        self.own_server.as_ref().map(|(server, _)| server.child.id())
     }
 
-    /// Returns a line that says how the server ended, if this process has not stopped it. Does not block.
-    pub fn end_reason(&mut self) -> Option<String> {
-        let server = &mut self.started.as_mut()?.0.child;
+    /// Returns a line that says how the server ended, if this process started the server and the server has ended by
+    /// itself. Does not block.
+    pub fn server_end_reason(&mut self) -> Option<String> {
+        let server = &mut self.own_server.as_mut()?.0.child;
         let (pid, status) = (server.id(), server.try_wait().ok()??);
         let log = self.dir.join("postgres.log");
         Some(format!("PostgreSQL (process {pid}) has ended ({status}); see {}", log.display()))
@@ -119,11 +122,11 @@ fn read_major_version(directory: &ClusterDir) -> Result<u32> {
     programs::leading_number(&text).ok_or_else(|| ClusterError::new(format!("{file:?} has no version")))
 }
 
-/// Checks that `dir` has a cluster, without starting its server.
+/// Checks that `dir` has a cluster. Does not start its server.
 ///
 /// # Errors
 /// There is no cluster, or this user may not enter the directory.
-pub fn check(dir: &Path) -> Result<()> {
+pub fn check_has_cluster(dir: &Path) -> Result<()> {
     let shown = dir.display();
     fs::metadata(dir.join("pgdata")).map(drop).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => {

@@ -1,8 +1,8 @@
 //! A private PostgreSQL, run from the server programs that this machine has.
 //!
-//! The data of a [`Cluster`] are kept; one process runs its server, and commands join it. The data of a [`SharedServer`]
-//! server are thrown away; all processes of a user share it. These modules use no other module of this crate, and know
-//! nothing of users, HTTP, tables and the command line.
+//! The data of a [`Cluster`] are kept; one process runs its server, and commands join it. The data of a
+//! [`SharedServer`] are thrown away; all processes of a user share the server. These modules use no other module of
+//! this crate, and know nothing of users, HTTP, tables and the command line.
 //!
 //! The server listens only on a Unix socket in its directory, which only the account that runs the server can enter, so
 //! that there is no password. The server has a process group of its own, so that Ctrl-C reaches userd alone.
@@ -22,53 +22,53 @@ use std::time::{Duration, Instant};
 use std::{io, path::Path, result, thread};
 
 pub use account::Account;
-pub use cluster::{Cluster, check};
+pub use cluster::{Cluster, check_has_cluster};
 pub use shared::SharedServer;
-pub use user::User;
+pub use user::SystemUser;
 
-/// Pause between two looks whether a wait is over.
+/// How long a [`Wait`] sleeps before its caller looks again whether the wait is over.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// Time between two lines about a wait in userd's log.
+/// How long a [`Wait`] lasts before userd's log gets a first line about it, and then until each further line.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The number in the name of the socket. The server listens on no TCP port.
 const PORT: u16 = 5432;
 const SOCKET_NAME: &str = ".s.PGSQL.5432";
 
-/// The reason why there is no cluster: one line for a person, which says what to do.
+/// The reason why a cluster or its server cannot be used: one line that tells a person what to do.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct ClusterError(String);
 
 type Result<T> = result::Result<T, ClusterError>;
 
-/// A function that returns false to cancel a start. A start that waits calls it every few milliseconds, with the
-/// server's process id once the server runs.
+/// A function that returns false to cancel the start of a server. The start calls the function every few milliseconds
+/// while it waits, with the server's process id once there is one.
 pub type ShouldGoOn = fn(Option<u32>) -> bool;
 
-/// A wait for PostgreSQL or for another process. It has no bound, because a recovery or a checkpoint that is broken off
-/// would have to begin anew at the next start.
+/// A wait for PostgreSQL or for another process, without a bound: if userd gave up during a recovery or a checkpoint,
+/// PostgreSQL would have to begin that work anew at the next start.
 struct Wait {
-    since: Instant,
-    /// The number of the next line in the log, from 1.
-    line: u32,
+    began: Instant,
+    /// How many lines about this wait userd's log has.
+    logged_lines: u32,
 }
 
 impl Wait {
     fn begin() -> Wait {
-        Wait { since: Instant::now(), line: 1 }
+        Wait { began: Instant::now(), logged_lines: 0 }
     }
 
-    /// Blocks for a few milliseconds. Logs the reason of the wait every ten seconds. Fails if `go_on` cancels the
-    /// start.
-    fn pause(&mut self, go_on: ShouldGoOn, server: Option<u32>, what: impl FnOnce() -> String) -> Result<()> {
-        if !go_on(server) {
+    /// Blocks for a few milliseconds. Logs `reason` every ten seconds. Fails if `go_on`, called with the process id of
+    /// the server, returns false.
+    fn pause(&mut self, go_on: ShouldGoOn, pid: Option<u32>, reason: impl FnOnce() -> String) -> Result<()> {
+        if !go_on(pid) {
             return Err(ClusterError::new("interrupted"));
         }
         thread::sleep(POLL_INTERVAL);
-        if self.since.elapsed() >= LOG_INTERVAL * self.line {
-            log::info!("waiting for {} s: {}", self.since.elapsed().as_secs(), what());
-            self.line += 1;
+        if self.began.elapsed() >= LOG_INTERVAL * (self.logged_lines + 1) {
+            log::info!("waiting for {} s: {}", self.began.elapsed().as_secs(), reason());
+            self.logged_lines += 1;
         }
         Ok(())
     }
@@ -79,8 +79,8 @@ impl ClusterError {
         ClusterError(message.as_ref().trim().replace(['\n', '\r'], " "))
     }
 
-    /// Returns an error with four lines of a program's output: the last four, or those from the first FATAL or PANIC
-    /// on.
+    /// Returns an error that quotes four lines of a program's output: the last four, or four from the first line with
+    /// FATAL or PANIC on, if that is earlier.
     fn with_output(what: &str, output: &[u8]) -> ClusterError {
         let output = String::from_utf8_lossy(output);
         let lines: Vec<&str> = output.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
@@ -96,7 +96,7 @@ impl ClusterError {
     }
 }
 
-/// Returns the connection string of a database of the server in `dir`, for psql and the `postgres` crate, as the
+/// Returns the string with which psql or the `postgres` crate connects to a database of the server in `dir` as the
 /// superuser `postgres`.
 pub fn connection_string(dir: &Path, database: &str) -> String {
     let quote = |value: &str| format!("'{}'", value.replace('\\', r"\\").replace('\'', r"\'"));

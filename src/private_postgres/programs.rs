@@ -4,15 +4,15 @@ use super::{Account, ClusterError, Result};
 use std::path::{self, Path, PathBuf};
 use std::{env, fs, io};
 
-/// The variable that names the directory of the programs.
+/// The environment variable that names the directory of PostgreSQL's programs.
 const PROGRAMS_VARIABLE: &str = "POSTGRES_BIN";
-/// The oldest major version that userd supports.
-const MIN_MAJOR: u32 = 13;
+/// The oldest major version of PostgreSQL that userd supports.
+const MIN_VERSION: u32 = 13;
 
-/// Returns the directory of the programs, and their major version. Takes the directory that `POSTGRES_BIN` names, or
-/// else the first that has programs which the account can run.
+/// Returns the directory of PostgreSQL's programs, and their major version. Takes the directory that `POSTGRES_BIN`
+/// names, or else the first directory with programs that the account can run.
 ///
-/// `wanted` is the major version that made the cluster, as only this version can open it.
+/// `wanted` is the major version that made the cluster: other versions cannot open it. `None` if there is none yet.
 pub(super) fn find(wanted: Option<u32>, account: &Account) -> Result<(PathBuf, u32)> {
     let mut problem = None;
     for dir in candidate_dirs()? {
@@ -36,8 +36,8 @@ pub(super) fn find(wanted: Option<u32>, account: &Account) -> Result<(PathBuf, u
     }))
 }
 
-/// Returns the directories that may have the programs, best first. If the variable names a directory, returns it alone.
-/// Else returns those of `PATH` and of Debian's packages that have an `initdb`.
+/// Returns the directories that may have PostgreSQL's programs, best first: only the directory that `POSTGRES_BIN`
+/// names, or else the directories of `PATH` and of Debian's packages that have an `initdb`.
 fn candidate_dirs() -> Result<Vec<PathBuf>> {
     if let Some(dir) = env::var_os(PROGRAMS_VARIABLE).filter(|dir| !dir.is_empty()) {
         // The path must be absolute, because the programs run in another working directory.
@@ -51,7 +51,7 @@ fn candidate_dirs() -> Result<Vec<PathBuf>> {
     Ok(dirs)
 }
 
-/// Returns the directories of programs that Debian's packages have below `parent`, the highest version first.
+/// Returns the directories below `parent` that have the programs of Debian's packages, the highest version first.
 fn debian_dirs(parent: &Path) -> impl Iterator<Item = PathBuf> {
     let entries = fs::read_dir(parent).into_iter().flatten().flatten();
     let number = |entry: fs::DirEntry| Some((leading_number(entry.file_name().to_str()?)?, entry.path()));
@@ -61,7 +61,7 @@ fn debian_dirs(parent: &Path) -> impl Iterator<Item = PathBuf> {
 }
 
 /// Returns the major version of the programs in `dir`: 15 if `postgres --version` prints `postgres (PostgreSQL) 15.18
-/// (Debian …)`. Runs `postgres` as the account, which has to run the server later.
+/// (Debian …)`. Runs `postgres` as the account, because the account has to be able to run the server later.
 fn major_version(dir: &Path, account: &Account) -> Result<u32> {
     let postgres = dir.join("postgres");
     account.check_may_enter(dir)?;
@@ -76,9 +76,9 @@ fn major_version(dir: &Path, account: &Account) -> Result<u32> {
     })?;
     let [text, said] = [&output.stdout, &output.stderr].map(|said| String::from_utf8_lossy(said));
     match text.split_once("(PostgreSQL) ").and_then(|(_, version)| leading_number(version)) {
-        Some(major) if major >= MIN_MAJOR => Ok(major),
+        Some(major) if major >= MIN_VERSION => Ok(major),
         Some(major) => {
-            Err(ClusterError::new(format!("PostgreSQL {major} is too old: install {MIN_MAJOR} or newer")))
+            Err(ClusterError::new(format!("PostgreSQL {major} is too old: install {MIN_VERSION} or newer")))
         }
         None => {
             let said = said.lines().next().unwrap_or("it said nothing");

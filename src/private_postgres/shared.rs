@@ -1,9 +1,9 @@
-//! One throw-away server for all processes of a user that run at the same time, such as the tests of a run. The first
-//! process starts the server. The server ends some seconds after the last of these processes has ended, even if it was
-//! killed.
+//! One throw-away server for all processes of a user that run at the same time, as those of a test run. The first
+//! process starts the server. The server ends some seconds after the last of these processes has ended, even if they
+//! were killed.
 //!
 //! Each process has a shared lock of the file `users` as long as it uses the server. A shell, which outlives the
-//! process that has started the server, removes the server once no process has such a lock.
+//! process that has started the server, stops and removes the server once no process has such a lock.
 
 use super::directory::{self, ClusterDir, SHELL_FUNCTIONS};
 use super::initdb::make_cluster;
@@ -19,15 +19,15 @@ use std::process::{ChildStdin, Stdio};
 use std::thread;
 use std::time::Duration;
 
-/// Version of the layout of the server's directory. The directory's name has this number, so that a userd with another
-/// layout starts a server of its own.
+/// Version of the files in the server's directory. The directory's name has this number, so that a userd which expects
+/// other files starts a server of its own.
 const LAYOUT_VERSION: u32 = 6;
 
-/// Free bytes that a file system needs for the server, unless every file system has less: a cluster takes 60 MB, a
-/// database some 8 MB, and there is the write-ahead log.
+/// The free bytes with which a file system is chosen for the server: a cluster takes 60 MB, a database some 8 MB, and
+/// there is the write-ahead log. Only the last candidate may have less.
 const MIN_FREE_BYTES: u64 = 2 << 30;
 
-/// The most time that a process waits for a server that another process starts or removes.
+/// The most time for which a process waits until another process has started or removed the server.
 const MAX_WAIT: Duration = Duration::from_secs(60);
 
 /// Settings of a server whose data are not kept.
@@ -37,35 +37,35 @@ const SCRATCH_SETTINGS: [&str; 7] = [
     "full_page_writes=off",
     "restart_after_crash=off",
     "shared_buffers=128MB",
-    // Keeps shared memory in the directory, because a server that is killed would leave it in /dev/shm.
+    // Keeps shared memory in the server's directory: a killed server would leave its memory in /dev/shm for ever.
     "dynamic_shared_memory_type=mmap",
-    // Ends the session of a killed process amid its query. Version 13 has no such setting.
+    // Ends the session of a killed client even while a query runs. PostgreSQL 13 has no such setting.
     "client_connection_check_interval=1s",
 ];
 
-/// A connection to the shared server, which runs at least until the value is dropped.
+/// A process's connection to the shared server. The server runs at least until the value is dropped.
 pub struct SharedServer {
     /// Directory of the server's socket.
-    pub dir: PathBuf,
+    pub socket_dir: PathBuf,
     /// Directory of the server's programs.
-    pub programs: PathBuf,
+    pub programs_dir: PathBuf,
     /// Session of a superuser in the database `postgres`.
-    pub client: Client,
-    /// The locked file `users`, which keeps the server running.
-    _users_lock: File,
+    pub session: Client,
+    /// The file `users`, on which this process has a shared lock. The server runs as long as a process has such a lock.
+    _users_file: File,
 }
 
 impl SharedServer {
-    /// Joins the shared server, or starts it, in the first directory that can be made. The path of each directory
-    /// begins with one of `dir_prefixes`. Each PostgreSQL that is installed has a server of its own. After an upgrade,
-    /// PostgreSQL has a new server.
+    /// Connects to the shared server, or starts it in the first directory that can be made. The path of each directory
+    /// begins with one of `dir_prefixes`. Each PostgreSQL that is installed has a shared server of its own, and an
+    /// upgraded PostgreSQL has a new one.
     ///
-    /// Blocks for some milliseconds, or as long as the server starts or is removed, up to a minute.
+    /// Blocks for some milliseconds if the server runs. Blocks up to a minute while the server is started or removed.
     ///
     /// # Errors
     /// Errors of [`Cluster::open`](super::Cluster::open).
     pub fn join(dir_prefixes: &[PathBuf], max_connections: u32) -> Result<SharedServer> {
-        let account = Account::find(false)?;
+        let account = Account::for_cluster(false)?;
         account.with_rights(|| SharedServer::join_as(account, dir_prefixes, max_connections))
     }
 
@@ -79,21 +79,21 @@ impl SharedServer {
         let dirs: Vec<PathBuf> = dirs.filter(|dir| directory::can_have_socket(dir)).collect();
         let mut wait = Wait::begin();
         loop {
-            let join = |dir: &PathBuf| Some((dir.clone(), join_server(dir, &account)?));
-            if let Some((dir, (client, _users_lock))) = dirs.iter().find_map(join) {
-                if let Some(directory) = ClusterDir::lock(&dir, account, |_| true)? {
-                    // The lock of the directory was free, so that the shell which removes the server was killed. Starts
+            let join = |dir: &PathBuf| Some((dir.clone(), join_running_server(dir, &account)?));
+            if let Some((socket_dir, (session, _users_file))) = dirs.iter().find_map(join) {
+                if let Some(directory) = ClusterDir::lock(&socket_dir, account, |_| true)? {
+                    // The directory was not locked, so the shell that has to remove the server was killed. Starts
                     // another shell.
                     start_remover(&directory)?;
                 }
-                return Ok(SharedServer { dir, programs, client, _users_lock });
+                return Ok(SharedServer { socket_dir, programs_dir: programs, session, _users_file });
             }
-            let dir = make_first_usable(&dirs, &account)?;
+            let dir = make_first_usable_dir(&dirs, &account)?;
             let locked = ClusterDir::lock(&dir, account, |_| true)?;
-            if let Some(directory) = locked.filter(ClusterDir::has_its_name) {
+            if let Some(directory) = locked.filter(ClusterDir::is_at_its_path) {
                 let remover_input = start_remover(&directory)?;
-                // If there is a cluster but no server, the server was killed. The new shell removes the cluster, and a
-                // later turn of this loop makes a new one.
+                // If there is a cluster although no server runs, the server was killed. The new shell removes the
+                // cluster, and a later turn of this loop makes a new one.
                 if !directory.pgdata().exists() {
                     make_cluster(&directory, &programs, &["--no-sync"])?;
                     let settings = if major >= 14 { &SCRATCH_SETTINGS[..] } else { &SCRATCH_SETTINGS[..6] };
@@ -102,7 +102,7 @@ impl SharedServer {
                     thread::spawn(move || server.child.wait());
                 }
                 drop(remover_input);
-            } else if wait.since.elapsed() >= MAX_WAIT {
+            } else if wait.began.elapsed() >= MAX_WAIT {
                 return Err(directory::in_use_error(&dir));
             }
             wait.pause(|_| true, None, || format!("the PostgreSQL in {} starts or stops", dir.display()))?;
@@ -110,31 +110,31 @@ impl SharedServer {
     }
 }
 
-/// Starts a shell that stops the server and removes the directory once no process uses the server. The shell begins to
-/// watch when the returned pipe is closed, also if this process dies. The shell holds the lock of the directory all the
-/// time, so that no other process starts a server there.
+/// Starts a shell that stops the server and removes the directory once no process uses the server. The shell first
+/// waits until the returned pipe is closed, by this process or by its death. The shell has the directory's lock until
+/// it ends, so that no other process starts a server there.
 fn start_remover(directory: &ClusterDir) -> Result<Option<ChildStdin>> {
     let script = format!("{SHELL_FUNCTIONS}\nread -r end\nkeep \"$1\"");
-    let lock = directory.lock.try_clone().map_err(ClusterError::cannot("lock", &directory.dir))?;
+    let lock = directory.lock_file.try_clone().map_err(ClusterError::cannot("lock", &directory.path))?;
     let mut shell = directory.command(Path::new("/bin/sh"), lock);
-    shell.args(["-c", &script, "userd-postgres"]).arg(&directory.dir).stdin(Stdio::piped());
+    shell.args(["-c", &script, "userd-postgres"]).arg(&directory.path).stdin(Stdio::piped());
     let mut shell = shell.spawn().map_err(ClusterError::cannot("run", Path::new("/bin/sh")))?;
     let input = shell.stdin.take();
     thread::spawn(move || shell.wait());
     Ok(input)
 }
 
-/// Connects to the server in the directory, and keeps it running as long as the returned file `users` is open, which
-/// has a shared lock. Returns `None` if there is no server, or if the server starts or stops. Does not connect if
-/// another user has made the directory, whose server could pretend to be ours.
-fn join_server(dir: &Path, account: &Account) -> Option<(Client, File)> {
-    let users = account.has_private_dir(dir).then(|| account.open(&dir.join("users")))?.ok()?;
+/// Connects to the server in the directory. Returns the session and the file `users` with a shared lock, by which the
+/// server runs as long as the file is open. Returns `None` if there is no server, or if the server starts or stops.
+/// Never connects in a directory that another user has made: the server there could pretend to be ours.
+fn join_running_server(dir: &Path, account: &Account) -> Option<(Client, File)> {
+    let users = account.has_private_dir(dir).then(|| account.open_for_append(&dir.join("users")))?.ok()?;
     users.try_lock_shared().ok()?;
     Some((connect(dir).ok()?, users))
 }
 
-/// Returns the first directory that the account has or can make. Passes over a directory that another user has made.
-fn make_first_usable(dirs: &[PathBuf], account: &Account) -> Result<PathBuf> {
+/// Returns the first directory that the account has or can make. Skips directories that another user has made.
+fn make_first_usable_dir(dirs: &[PathBuf], account: &Account) -> Result<PathBuf> {
     let is_usable = |dir: &&PathBuf| {
         let found = statvfs(dir.parent().unwrap_or(dir));
         let has_space = |found: Statvfs| found.blocks_available() * found.fragment_size() >= MIN_FREE_BYTES;

@@ -49,7 +49,7 @@ impl ScratchDatabase {
             let migrations = Migrations::load(dir)?;
             let template = format!("userd_template_{:016x}", migrations.fingerprint());
             let mut share = CLUSTER_SHARE.lock();
-            if share.as_ref().is_none_or(|share| share.cluster.client.is_closed()) {
+            if share.as_ref().is_none_or(|share| share.cluster.session.is_closed()) {
                 *share = Some(ClusterShare::join()?);
             }
             let share = share.as_mut().expect("the process has joined the cluster");
@@ -63,7 +63,7 @@ impl ScratchDatabase {
                 let rename = format!(
                     "alter database {name} allow_connections false; alter database {name} rename to {template}"
                 );
-                let client = &mut share.cluster.client;
+                let client = &mut share.cluster.session;
                 let _ = end_sessions(client, &name).and_then(|()| client.batch_execute(&rename));
                 clone = share.clone_database(&template);
             }
@@ -98,7 +98,7 @@ impl Drop for ScratchDatabase {
             let mut share = CLUSTER_SHARE.lock();
             // If the session that created the database has ended, another process drops the database.
             let Some(share) = share.as_mut().filter(|share| self.name.contains(&share.id)) else { return };
-            let client = &mut share.cluster.client;
+            let client = &mut share.cluster.session;
             let drop = format!("drop database if exists {} with (force)", self.name);
             if let Err(error) = end_sessions(client, &self.name).and_then(|()| client.batch_execute(&drop)) {
                 log::warn!("cannot drop {}: {}", self.name, explain(&error));
@@ -141,12 +141,12 @@ impl ClusterShare {
         // servers with two sessions each.
         let mut cluster =
             SharedServer::join(&places, 1000).map_err(|error| StartError::Cluster(error.to_string()))?;
-        let connection_string = connection_string(&cluster.dir, "postgres");
+        let connection_string = connection_string(&cluster.socket_dir, "postgres");
         // A thread drops the databases that ended processes have left, so that this process need not wait for that. An
         // error is ignored, because the next process drops what is left.
         let _ = thread::Builder::new().spawn(move || drop_leftovers(&connection_string));
-        let row = cluster.client.query_one(DESCRIBE_SESSION, &[]).map_err(cluster_error)?;
-        log::info!("PostgreSQL {}, programs in {}", row.get::<_, &str>(1), cluster.programs.display());
+        let row = cluster.session.query_one(DESCRIBE_SESSION, &[]).map_err(cluster_error)?;
+        log::info!("PostgreSQL {}, programs in {}", row.get::<_, &str>(1), cluster.programs_dir.display());
         Ok(ClusterShare { id: row.get(0), strategy: row.get(2), cluster, count: 0 })
     }
 
@@ -155,9 +155,9 @@ impl ClusterShare {
         let name = format!("userd_scratch_{}_{}", self.id, self.count);
         self.count += 1;
         let sql = format!("create database {name} template {template} {}", self.strategy);
-        self.cluster.client.batch_execute(&sql)?;
+        self.cluster.session.batch_execute(&sql)?;
         // A URL has the directory of the socket percent-encoded, as its host.
-        let socket_dir = self.cluster.dir.to_string_lossy();
+        let socket_dir = self.cluster.socket_dir.to_string_lossy();
         let host = utf8_percent_encode(&socket_dir, NON_ALPHANUMERIC);
         let url = format!("postgresql://postgres@{host}:5432/{name}");
         Ok((name, url))

@@ -187,7 +187,7 @@ fn a_start_after_a_crash() {
         assert!(!running(server) && !running(session) && !data.join("pgdata.new").exists());
         assert_eq!(value(&cluster, COUNT), users);
         // The server is killed under our feet: dropping is quick and without a fuss.
-        kill(cluster.pid().unwrap());
+        kill(cluster.own_server_pid().unwrap());
     }
     // Files that name a process of another kind, or none.
     let stranger = Helper(Command::new("sleep").arg("100").current_dir("/").spawn().unwrap());
@@ -536,12 +536,12 @@ fn whatever_is_killed_leaves_nothing() {
     drop(founder);
     // The server, with a session at work: the next one takes its place.
     let mut shared = SharedServer::join(std::slice::from_ref(&prefix), 20).unwrap();
-    let place = shared.dir.clone();
+    let place = shared.socket_dir.clone();
     let at_work = connection_string(&place, "postgres");
     let session = thread::spawn(move || Client::connect(&at_work, NoTls).unwrap().batch_execute(AT_WORK));
     let ask = "select pid from pg_stat_activity where query like 'do $$ begin loop%'";
-    eventually(LONG, "the query runs", || !shared.client.query(ask, &[]).unwrap().is_empty());
-    let pid = shared.client.query_one(ask, &[]).unwrap().get::<_, i32>(0).cast_unsigned();
+    eventually(LONG, "the query runs", || !shared.session.query(ask, &[]).unwrap().is_empty());
+    let pid = shared.session.query_one(ask, &[]).unwrap().get::<_, i32>(0).cast_unsigned();
     kill(postmaster(&place).unwrap());
     let founder = Helper::start("share", &prefix);
     assert!(!running(pid) && session.join().unwrap().is_err());
@@ -574,11 +574,11 @@ fn a_directory_of_another_user_is_passed_over() {
     // A link that another user has made, to a directory that looks like one of ours.
     let theirs = dir.path().join("theirs");
     fs::create_dir_all(theirs.join("pgdata")).unwrap();
-    symlink(&theirs, shared.dir.to_str().unwrap().replacen("/u-", "/s-", 1)).unwrap();
+    symlink(&theirs, shared.socket_dir.to_str().unwrap().replacen("/u-", "/s-", 1)).unwrap();
     let joined = SharedServer::join(&[first, second], 20).unwrap();
-    assert!(joined.dir == shared.dir && theirs.join("pgdata").exists());
-    kill(postmaster(&shared.dir).unwrap());
-    eventually(LONG, "its processes end", || processes_about(&shared.dir).is_empty());
+    assert!(joined.socket_dir == shared.socket_dir && theirs.join("pgdata").exists());
+    kill(postmaster(&shared.socket_dir).unwrap());
+    eventually(LONG, "its processes end", || processes_about(&shared.socket_dir).is_empty());
 }
 
 /// `/dev/shm` of mode 755 or read-only, as containers have it.

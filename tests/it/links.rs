@@ -242,7 +242,7 @@ fn of_a_server_that_is_thrown_away() {
     let dir = TempDir::new();
     fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777)).unwrap();
     let first = dir.path().join("first");
-    let name = SharedServer::join(std::slice::from_ref(&first), 20).unwrap().dir;
+    let name = SharedServer::join(std::slice::from_ref(&first), 20).unwrap().socket_dir;
     for (turn, (link, to)) in [
         ("lock", "file"),
         ("lock", "missing"),
@@ -258,7 +258,7 @@ fn of_a_server_that_is_thrown_away() {
         let to = treasure.dir.path().join(to);
         as_account(r#"mkdir -m 700 "$1"; ln -s "$2" "$1/$3""#, &[place.as_ref(), &to, Path::new(link)]);
         let joined = SharedServer::join(&[prefix], 20)
-            .map(|shared| drop(shared.client))
+            .map(|shared| drop(shared.session))
             .map_err(|error| error.to_string());
         treasure.check(&format!("{link} to {to:?}: {joined:?}"));
     }

@@ -26,7 +26,7 @@ fn connection_string(database: &str) -> String {
         let cluster = SharedServer::join(&[prefix], 1000);
         Mutex::new(cluster.unwrap_or_else(|error| panic!("the tests need PostgreSQL of their own: {error}")))
     });
-    connection_string_at(&CLUSTER.lock().expect("it is not poisoned").dir, database)
+    connection_string_at(&CLUSTER.lock().expect("it is not poisoned").socket_dir, database)
 }
 
 /// A database, dropped with whatever is connected to it. Where the test has not failed, the counts are compared with the

@@ -95,7 +95,7 @@ impl Own {
     }
 
     pub fn server(&self) -> u32 {
-        self.cluster.as_ref().and_then(Cluster::pid).expect("it runs")
+        self.cluster.as_ref().and_then(Cluster::own_server_pid).expect("it runs")
     }
 
     /// Returns the value for `DATABASE_URL`.
