@@ -7,7 +7,7 @@ pub use crate::db::counts::compare_counts;
 pub use crate::db::findings::{Finding, Severity};
 
 use crate::db::connect::DbHosts;
-use crate::db::findings::{MIGRATION_OBSTACLES, add_findings, find_hazards};
+use crate::db::findings::{FIND_MIGRATION_OBSTACLES, add_findings, get_findings};
 use crate::db::migrate::{Migrations, check_two_sessions, connect_migrated, find_other_schemas};
 use crate::db::{counts, session::query_lines};
 use crate::{config::Config, error::StartError};
@@ -78,11 +78,11 @@ const GRANTS_FOR_ROLE: &str = "\
 /// Applies the migrations that the database lacks. If another schema has tables of userd, fails unless `second_set` is set.
 /// Returns a line for each migration that was applied, then a line for each such schema. Blocks as long as the migrations take.
 pub fn migrate(config: &Config, second_set: bool) -> Result<Vec<String>, StartError> {
-    let (servers, migrations) = (DbHosts::new(config)?, Migrations::load(config.migrations_dir.as_deref())?);
-    let applied = migrations.apply_missing(&servers, true, second_set)?;
+    let (hosts, migrations) = (DbHosts::new(config)?, Migrations::load(config.migrations_dir.as_deref())?);
+    let applied = migrations.apply_missing(&hosts, true, second_set)?;
     let mut lines: Vec<_> = applied.iter().map(|name| format!("applied {name}")).collect();
     if !lines.is_empty() {
-        lines.extend(unused_schemas(&mut servers.connect_for_long()?)?);
+        lines.extend(unused_schemas(&mut hosts.connect_with_retries()?)?);
     }
     Ok(lines)
 }
@@ -122,24 +122,24 @@ pub fn check(config: &Config, options: Options) -> Vec<Finding> {
 
 /// Adds findings. Stops at a finding that makes further checks impossible or misleading.
 fn examine(config: &Config, options: Options, findings: &mut Vec<Finding>) -> Result<(), StartError> {
-    let (servers, migrations) = (DbHosts::new(config)?, Migrations::load(config.migrations_dir.as_deref())?);
+    let (hosts, migrations) = (DbHosts::new(config)?, Migrations::load(config.migrations_dir.as_deref())?);
     add_findings(findings, Fine, "configuration", ["every variable can be used"]);
-    let warnings = servers.target.warnings.iter().map(|line| format!("DATABASE_URL: {line}"));
+    let warnings = hosts.target.warnings.iter().map(|line| format!("DATABASE_URL: {line}"));
     add_findings(findings, Note, "configuration", warnings);
-    let client = &mut servers.connect_for_long()?;
+    let client = &mut hosts.connect_with_retries()?;
     // Limits how long the check waits for a lock. Leaves the limit out if a pooler lends the session, because the
     // session would keep the limit when the pooler lends it to another client.
-    if servers.sessions().keep_settings() {
+    if hosts.pooling().allows_set() {
         client.batch_execute("set lock_timeout = '2s'")?;
     }
     let row = client.query_typed_one(VERSION_AND_ENCODING, &[])?;
     let (version, encoding): (String, String) = (row.get(0), row.get(1));
-    let connected = [format!("connected to {}", servers.target), format!("PostgreSQL {version}")];
+    let connected = [format!("connected to {}", hosts.target), format!("PostgreSQL {version}")];
     add_findings(findings, Fine, "database", connected);
     let line = format!("its encoding is {encoding}, not UTF8: names and addresses that do not fit get 500");
     add_findings(findings, Note, "database", (encoding != "UTF8").then_some(line));
-    let missing = migrations.find_missing(&servers, client, false);
-    findings.extend(find_hazards(&servers, client, missing.is_ok())?);
+    let missing = migrations.find_missing(&hosts, client, false);
+    findings.extend(get_findings(&hosts, client, missing.is_ok())?);
     match missing {
         Err(line) => add_findings(findings, Problem, "migrations", [line]),
         Ok(Some(names)) => {
@@ -151,9 +151,9 @@ fn examine(config: &Config, options: Options, findings: &mut Vec<Finding>) -> Re
             add_findings(findings, severity, "migrations", [format!("{what}: {}", names.join(", "))]);
             if config.migrate {
                 let names = migrations.created_names();
-                let obstacles = query_lines(client, MIGRATION_OBSTACLES, &[(&names, Type::TEXT_ARRAY)])?;
+                let obstacles = query_lines(client, FIND_MIGRATION_OBSTACLES, &[(&names, Type::TEXT_ARRAY)])?;
                 add_findings(findings, Problem, "privileges", obstacles);
-                add_findings(findings, Problem, "migrations", check_two_sessions(&servers, client).err());
+                add_findings(findings, Problem, "migrations", check_two_sessions(&hosts, client).err());
             }
         }
         Ok(None) => {

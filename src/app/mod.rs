@@ -65,13 +65,13 @@ impl App {
     /// Opens the service for a server, as [`App::open`] does. `is_local`: the server listens on the loopback alone.
     pub(crate) fn open_at(config: &Config, is_local: bool) -> Result<App, StartError> {
         outside_of_runtimes(|| {
-            let servers = DbHosts::new(config)?;
+            let hosts = DbHosts::new(config)?;
             let migrations = Migrations::load(config.migrations_dir.as_deref())?;
-            log::info!("connecting to {}", servers.target);
-            migrations.apply_missing(&servers, config.migrate, false)?;
-            let prober = Prober::start(servers.clone(), migrations).map_err(StartError::System)?;
+            log::info!("connecting to {}", hosts.target);
+            migrations.apply_missing(&hosts, config.migrate, false)?;
+            let prober = Prober::start(hosts.clone(), migrations).map_err(StartError::System)?;
             Ok(App {
-                operations: Operations::new(Pool::new(servers, config), config),
+                operations: Operations::new(Pool::new(hosts, config), config),
                 access: Access::new(config),
                 ui: config.serves_ui(is_local),
                 prober,

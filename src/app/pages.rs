@@ -22,8 +22,8 @@ pub fn answer_livez(_: &App) -> Response {
 
 /// Answers `/readyz`. Never blocks.
 pub fn answer_readyz(app: &App) -> Response {
-    let Readiness { reason, age, .. } = app.prober.readiness();
-    let answer = match find_unready_reason(app, reason) {
+    let Readiness { problem, age, .. } = app.prober.readiness();
+    let answer = match find_unready_reason(app, problem) {
         // Tells how long ago the database was found ready. That may be long ago if no client has asked meanwhile; a
         // client that needs a recent result asks again.
         None => Response::json(200, &json!({"status": "ready"})).with("Age", age.as_secs().to_string()),
@@ -48,10 +48,10 @@ fn find_unready_reason(app: &App, database: Option<&'static str>) -> Option<&'st
 pub fn answer_metrics(app: &App) -> Response {
     let mut text = MetricsText::default();
     app.metrics.write(&mut text);
-    let Readiness { reason, read_only, .. } = app.prober.readiness();
-    let ready = u8::from(find_unready_reason(app, reason).is_none());
+    let Readiness { problem, is_read_only, .. } = app.prober.readiness();
+    let ready = u8::from(find_unready_reason(app, problem).is_none());
     text.gauge("userd_ready", "Whether /readyz says that the service is ready.", ready);
-    text.gauge("userd_database_read_only", "Whether the database takes no changes.", u8::from(read_only));
+    text.gauge("userd_database_read_only", "Whether the database takes no changes.", u8::from(is_read_only));
     let held = app.operations.budget.held_bytes();
     text.gauge("userd_memory_held_bytes", "Memory that is held for clients.", held);
     text.gauge("userd_memory_budget_bytes", "The most memory that may be.", app.operations.budget.limit);

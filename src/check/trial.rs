@@ -3,8 +3,8 @@
 
 use super::{Changes, Finding, Severity::*, add_findings};
 use crate::db::migrate::{GRANTS_HINT, Migrations, in_one_line};
-use crate::db::{TABLES, WRITTEN, explain, is_denied, is_read_only, is_transient, lacks_unique_index};
-use crate::db::{probe::REMOVE_EXPIRED, settings};
+use crate::db::{ALL_TABLES, WRITTEN_TABLES, is_denied, is_read_only, is_transient, lacks_unique_index};
+use crate::db::{explain, probe::REMOVE_EXPIRED_KEYS, settings};
 use crate::operations::{authenticate::*, create::*, delete::*, find::*, list::*, update::*};
 use postgres::types::Type;
 use postgres::{Client, Error, IsolationLevel, SimpleQueryMessage as Message, SimpleQueryRow, Transaction};
@@ -82,7 +82,7 @@ const STEPS: [Step; 29] = [
     ),
     ("a key may be used twice", INSERT_KEY, "", Plan, "alter table idempotency_keys add primary key (key)"),
     ("two users may have one address", CREATE_MANY, "('{n}', '{:key}')", Plan, EMAIL_INDEX),
-    ("keys that have expired stay", REMOVE_EXPIRED, "", Plan, "index idempotency_keys_expires_at"),
+    ("keys that have expired stay", REMOVE_EXPIRED_KEYS, "", Plan, "index idempotency_keys_expires_at"),
     ("deletes are slow", ERASE_ANSWERS, "(:id)", Plan, "index idempotency_keys_user_id"),
     ("creates store nothing", CREATE_WITH_KEYS, NEW_USER, NewRow, ""),
     ("creates cannot be counted", COUNT_EXCESS, "(:id, null)", NewRow, ""),
@@ -194,7 +194,7 @@ pub(super) fn try_service(
             Err(error) => return Err(error),
         }
     }
-    let holders: String = client.query_typed_one(LOCK_HOLDERS, &[(&TABLES, Type::TEXT_ARRAY)])?.get(0);
+    let holders: String = client.query_typed_one(LOCK_HOLDERS, &[(&ALL_TABLES, Type::TEXT_ARRAY)])?.get(0);
     let line = format!("locks of other sessions end this part of the check; pid: {holders}");
     Ok(vec![Finding { severity: Note, subject: "service", line }])
 }
@@ -235,7 +235,7 @@ impl Trial<'_> {
     /// function of the migrations. Returns the triggers of other programs.
     fn read_triggers(&mut self) -> Result<Vec<String>, Error> {
         let mut foreign = Vec::new();
-        for row in self.transaction.query_typed(ENABLED_TRIGGERS, &[(&TABLES, Type::TEXT_ARRAY)])? {
+        for row in self.transaction.query_typed(ENABLED_TRIGGERS, &[(&ALL_TABLES, Type::TEXT_ARRAY)])? {
             let [name, label, function, body] = [0, 1, 2, 3].map(|at| row.get::<_, &str>(at));
             let made_by = |what: String| self.migrations.find_statement(&format!("create {what} "));
             let made = made_by(format!("function {function}"));
@@ -388,7 +388,7 @@ impl Trial<'_> {
 fn scanned_tables(plan: &Value) -> Vec<&str> {
     let node = plan["Node Type"].as_str().unwrap_or_default();
     let is_whole = node == "Seq Scan" || node.starts_with("Index") && plan["Index Cond"].is_null();
-    let table = plan["Relation Name"].as_str().filter(|table| is_whole && WRITTEN.contains(table));
+    let table = plan["Relation Name"].as_str().filter(|table| is_whole && WRITTEN_TABLES.contains(table));
     let parts =
         [plan, &plan["Plans"]].into_iter().filter_map(Value::as_array).flatten().chain(plan.get("Plan"));
     table.into_iter().chain(parts.flat_map(scanned_tables)).collect()

@@ -11,29 +11,30 @@ use postgres::{Client, Error, IsolationLevel, Row, Transaction};
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 
-/// Lifts the limits of the role for the transaction, because bulk statements take long, and allows sequential scans. Turns JIT off,
-/// because compiling takes longer than it saves. Leaves out the settings that the server's version does not have.
-const BULK_SETTINGS: &str = "
+/// Lifts the role's time limits for the transaction, because bulk statements take long. Allows sequential scans, which
+/// the role's settings may forbid. Turns JIT off, because compiling takes longer than it saves. Skips settings that the
+/// server's version does not have.
+const SET_BULK_SETTINGS: &str = "
     select set_config(name, value, true)
     from pg_settings join (values ('statement_timeout', '0'), ('lock_timeout', '0'), ('jit', 'off'),
         ('idle_in_transaction_session_timeout', '0'), ('transaction_timeout', '0'),
         ('enable_seqscan', 'on'), ('enable_bitmapscan', 'on')) as needed (name, value) using (name)";
 
-/// Makes the table of staged users, which ends with the transaction.
-const CREATE_STAGE: &str = "
+/// Creates the temporary table of staged users. The server drops it at the end of the transaction.
+const CREATE_STAGE_TABLE: &str = "
     create temporary table pg_temp.userd_import (
         line bigint, id bigint, password_hash text, created_at timestamptz, updated_at timestamptz,
         name text, email text
     ) on commit drop";
 
 /// Stages users. Uses an insert, because some poolers wait for ever for the answer to a COPY of the extended protocol.
-const STAGE_ROWS: &str = "
+const STAGE_USERS: &str = "
     insert into pg_temp.userd_import
     select * from jsonb_populate_recordset(null::pg_temp.userd_import, cast($1 as jsonb))";
 
-/// Stores the staged users, in the order of their lines, and their hashes. A user without an id gets the next id. The
-/// setting `userd.position` tells which line a stored row is from, as in `CREATE_MANY`, because a trigger may have
-/// changed all values of the row.
+/// Stores the staged users in the order of their lines, and their password hashes. A user without an id gets the next
+/// id. The setting `userd.position` holds the line of the row that is inserted, because a trigger may change all values
+/// of the row, and the hash is found by the line.
 const STORE_STAGED_USERS: &str = "
     with created as (
         insert into users (created_at, updated_at, name, email)
@@ -54,9 +55,9 @@ const STORE_STAGED_USERS: &str = "
     )
     select count(*) from stored";
 
-/// Moves the sequence of ids past the ids of the file. Draws up to 1000 ids one by one, because other sessions may draw
-/// ids meanwhile, and `setval` could move the sequence back. If the sequence is further behind, calls `setval`, because
-/// no session draws 1000 ids in that time.
+/// Moves the sequence of ids past the largest id of the file. Draws the ids up to there one by one, because `setval`
+/// could move the sequence back if another session draws an id meanwhile. If there are more than 1000 such ids, calls
+/// `setval`, because no session draws 1000 ids in the time of this statement.
 const RESERVE_IDS: &str = "
     select case
             when behind > 1000 then setval(sequence, largest)
@@ -69,10 +70,11 @@ const RESERVE_IDS: &str = "
             from pg_temp.userd_import offset 0
         ) as staged";
 
-/// Removes the staged lines whose address or id is taken, and returns the first $1 of them. `first` is the earlier line that has the
-/// value, or null for a stored user. A line is returned once: for its address rather than its id, and for an earlier line rather
-/// than a stored user. The last column is the number of all removed lines.
-const REMOVE_TAKEN_LINES: &str = r#"
+/// Removes the staged lines whose address or id a stored user or an earlier line has, and returns the first $1 of them.
+/// `first` is the number of the earlier line, or null for a stored user. If both the address and the id are taken, the
+/// row is about the address; if both an earlier line and a stored user have the value, it is about the line. The last
+/// column counts all removed lines.
+const REMOVE_DUPLICATES: &str = r#"
     with taken as materialized (
         select distinct on (line) line, is_id, first from (
             select line, false as is_id, min(line) over (partition by lower(email collate "C")) as first
@@ -98,11 +100,11 @@ const SKIP_EXISTING_USERS: &str = r#"
     delete from pg_temp.userd_import where exists (
         select from users where lower(users.email::text collate "C") = lower(userd_import.email collate "C"))"#;
 
-/// Begins a transaction without the limits of the role, and executes the statements `first` in it.
+/// Begins a transaction without the role's time limits, and executes the statements `first` in it.
 fn begin_bulk<'a>(client: &'a mut Client, only_reads: bool, first: &str) -> Result<Transaction<'a>, Error> {
     let transaction = client.build_transaction().isolation_level(IsolationLevel::ReadCommitted);
     let mut transaction = transaction.read_only(only_reads).start()?;
-    transaction.query_typed(BULK_SETTINGS, &[])?;
+    transaction.query_typed(SET_BULK_SETTINGS, &[])?;
     transaction.batch_execute(first)?;
     Ok(transaction)
 }
@@ -110,13 +112,13 @@ fn begin_bulk<'a>(client: &'a mut Client, only_reads: bool, first: &str) -> Resu
 /// Begins a transaction that reads all users. Has the server read users by the index of ids, because a sort would write
 /// all users to the server's disk before the first one is sent.
 pub fn begin_export(client: &mut Client) -> Result<Transaction<'_>, Error> {
-    const BY_INDEX: &str = "set local enable_sort = off; set local max_parallel_workers_per_gather = 0";
-    begin_bulk(client, true, BY_INDEX)
+    const READ_BY_INDEX: &str = "set local enable_sort = off; set local max_parallel_workers_per_gather = 0";
+    begin_bulk(client, true, READ_BY_INDEX)
 }
 
 /// Begins the transaction of an import. If the session ends before the commit, nothing of the import is left.
 pub fn begin_import(client: &mut Client) -> Result<Transaction<'_>, Error> {
-    begin_bulk(client, false, CREATE_STAGE)
+    begin_bulk(client, false, CREATE_STAGE_TABLE)
 }
 
 /// Calls `each` for every user, in the order of ids, with the hash of the password if `with_hashes` is set and there is one. Stops at
@@ -140,46 +142,45 @@ pub fn for_each_user<E: From<Error>>(
     Ok(())
 }
 
-/// A user of a file that is imported.
+/// A user of the imported file, as the temporary table holds it.
 pub struct StagedUser {
-    /// The number of the user's line.
+    /// The number of the user's line in the file.
     pub line: i64,
     /// The id in the file, if the import keeps ids.
     pub id: Option<i64>,
-    /// The hash of the password.
     pub hash: Option<PasswordHash>,
-    /// The time of the creation, if the file has it.
+    /// The time of the user's creation, if the file has it.
     pub created_at: Option<OffsetDateTime>,
-    /// The time of the last change, if the file has it.
+    /// The time of the user's last change, if the file has it.
     pub updated_at: Option<OffsetDateTime>,
-    /// The name and address of the user.
-    pub new: NewUser,
+    pub user: NewUser,
 }
 
-/// The staged lines that were removed because their address or id is taken.
-pub struct Removal {
-    /// The number of lines that were skipped because a stored user has their address.
-    pub existing: u64,
-    /// The number of lines that are refused because their address or id is taken.
-    pub taken: u64,
-    /// The first lines that are refused.
-    pub first_taken: Vec<TakenLine>,
+/// The number of staged lines that were removed because a stored user or an earlier line has their address or id, and
+/// the first of them.
+pub struct Duplicates {
+    /// The number of lines that were skipped, because a stored user has their address.
+    pub skipped: u64,
+    /// The number of lines that were refused, because a stored user or an earlier line has their address or id.
+    pub refused: u64,
+    /// The refused lines with the lowest numbers.
+    pub first_refused: Vec<Duplicate>,
 }
 
-/// A staged line with an address or an id that is taken.
-pub struct TakenLine {
-    /// The number of the line.
+/// A staged line whose address or id a stored user or an earlier line has.
+pub struct Duplicate {
+    /// The number of the line in the file.
     pub line: i64,
-    /// The earlier line that has the address or id. `None` if a stored user has it.
-    pub earlier: Option<i64>,
-    /// True if the id is taken, false if the address is.
-    pub is_id: bool,
+    /// The number of the earlier line that has the address or id. `None` if a stored user has it.
+    pub earlier_line: Option<i64>,
+    /// True if the line repeats an id, false if it repeats an address.
+    pub repeats_id: bool,
 }
 
 /// Stages users with one statement, which is quickest with some 2000 users.
 pub fn stage_users(import: &mut Transaction, users: &[StagedUser]) -> Result<(), Error> {
-    let row = |StagedUser { line, id, hash, created_at, updated_at, new }: &StagedUser| {
-        let NewUser { name, email, password: _ } = new;
+    let row = |StagedUser { line, id, hash, created_at, updated_at, user }: &StagedUser| {
+        let NewUser { name, email, password: _ } = user;
         json!({
             "line": line,
             "id": id,
@@ -191,24 +192,24 @@ pub fn stage_users(import: &mut Transaction, users: &[StagedUser]) -> Result<(),
         })
     };
     let rows: Value = users.iter().map(row).collect();
-    import.execute_typed(STAGE_ROWS, &[(&rows.to_string(), Type::TEXT)])?;
+    import.execute_typed(STAGE_USERS, &[(&rows.to_string(), Type::TEXT)])?;
     Ok(())
 }
 
-/// Removes the staged lines whose address or id is taken, and returns the first `limit` of them. If `skips_existing` is set, the lines
-/// whose address a stored user has are skipped, not refused.
-pub fn remove_taken(import: &mut Transaction, skips_existing: bool, limit: i64) -> Result<Removal, Error> {
-    // Collects statistics, because the server does not do so by itself for a temporary table.
+/// Removes the staged lines whose address or id a stored user or an earlier line has, and returns the first `limit` of
+/// them. If `skip_existing` is set, skips the lines whose address a stored user has, instead of refusing them.
+pub fn deduplicate(import: &mut Transaction, skip_existing: bool, limit: i64) -> Result<Duplicates, Error> {
+    // Collects statistics for the query planner, because the server does not analyze temporary tables by itself.
     import.batch_execute("analyze pg_temp.userd_import")?;
-    let existing = if skips_existing { import.execute_typed(SKIP_EXISTING_USERS, &[])? } else { 0 };
-    let rows = import.query_typed(REMOVE_TAKEN_LINES, &[(&limit, Type::INT8)])?;
-    let taken = rows.first().map_or(0, |row| row.get::<_, i64>(3).unsigned_abs());
-    let line = |row: &Row| TakenLine { line: row.get(0), earlier: row.get(1), is_id: row.get(2) };
-    Ok(Removal { existing, taken, first_taken: rows.iter().map(line).collect() })
+    let skipped = if skip_existing { import.execute_typed(SKIP_EXISTING_USERS, &[])? } else { 0 };
+    let rows = import.query_typed(REMOVE_DUPLICATES, &[(&limit, Type::INT8)])?;
+    let refused = rows.first().map_or(0, |row| row.get::<_, i64>(3).unsigned_abs());
+    let line = |row: &Row| Duplicate { line: row.get(0), earlier_line: row.get(1), repeats_id: row.get(2) };
+    Ok(Duplicates { skipped, refused, first_refused: rows.iter().map(line).collect() })
 }
 
 /// Stores the staged users and their hashes, with the ids of the file if `keep_ids` is set. Returns the number of stored users.
-pub fn store_staged(import: &mut Transaction, keep_ids: bool) -> Result<u64, Error> {
+pub fn store_staged_users(import: &mut Transaction, keep_ids: bool) -> Result<u64, Error> {
     if keep_ids {
         // Moves the sequence first, so that no other session draws an id of the file. A rollback does not move it back.
         import.query_typed(RESERVE_IDS, &[])?;

@@ -1,18 +1,19 @@
-//! Compares the stored counts of users, by which pages are found, with the table, and counts anew.
-//! `V2__user_counts.sql` explains how the counts are kept.
+//! Compares the table `user_counts`, from which totals and the starts of pages are calculated, with the table `users`.
+//! Counts the users anew if asked. `V2__user_counts.sql` explains how the counts are kept.
 
 use super::explain;
 use postgres::Client;
 
-/// Returns the number of blocks of ids whose count is wrong, and the number of users, from one snapshot.
-const WRONG_COUNTS: &str = "\
+/// Returns the number of blocks of 4096 ids whose stored count of users is wrong, and the number of users, from one
+/// snapshot.
+const COUNT_WRONG_BLOCKS: &str = "\
     select count(*) filter (where coalesce(c.n, 0) <> coalesce(r.n, 0)), coalesce(sum(c.n), 0)::bigint \
     from (select id >> 12 as block, count(*) as n from users group by 1) c \
     full join (select block, sum(n) as n from user_counts group by 1) r on c.block = r.block";
 
-/// Counts all users anew. Removes the old counts by DELETE, because a TRUNCATE would block readers and would empty the
-/// table for older snapshots, too. The transaction is read committed, so that the statements after the lock see all
-/// that was committed before the lock. While the recount waits for its lock, changes of users wait behind it.
+/// Counts all users anew. Removes the old counts by DELETE, because a TRUNCATE would block readers, and would empty the
+/// table for older snapshots, too. The transaction is read committed, so that the statements after `lock table` see
+/// every change that was committed before the lock. Changes of users wait for the recount.
 const RECOUNT: &str = "\
     begin isolation level read committed; \
     set local statement_timeout = 0; set local lock_timeout = '1s'; \
@@ -21,10 +22,10 @@ const RECOUNT: &str = "\
     insert into user_counts select id >> 12, count(*) from users group by 1; \
     commit";
 
-/// Compares the counts with the table, and returns a line about the result. Blocks while the database counts; changes
-/// of users go on. Fails with one line if the counts differ or cannot be read.
+/// Compares the stored counts with the users. Returns a line that says that they agree, or one with the difference as
+/// the error. Blocks while the database counts; changes of users go on.
 pub fn compare_counts(client: &mut Client) -> Result<String, String> {
-    let row = client.query_typed_one(WRONG_COUNTS, &[]).map_err(|error| explain(&error))?;
+    let row = client.query_typed_one(COUNT_WRONG_BLOCKS, &[]).map_err(|error| explain(&error))?;
     let (blocks, users): (i64, i64) = (row.get(0), row.get(1));
     match blocks {
         0 => Ok(format!("the page counts are those of the {users} users")),

@@ -1,40 +1,38 @@
-//! Findings about a database: what makes a service unsafe or makes its requests fail. Each finding has a statement that
-//! removes the cause and changes nothing for other programs. A start logs these findings, and `userd check` prints
-//! them.
+//! Finds what makes a service unsafe or makes its requests fail. The line of each problem has a statement that removes
+//! the cause and changes nothing for other programs. A start logs these findings, and `userd check` prints them.
 
-use super::connect::{DbHosts, POOLER_LENDS_SESSIONS, Sessions};
+use super::connect::{DbHosts, POOLER_LENDS_SESSIONS, TransactionPooling};
 use super::session::query_lines;
-use super::{TABLES, settings};
+use super::{ALL_TABLES, settings};
 use postgres::{Client, Error, types::Type};
 
-/// How much a finding matters to a service.
+/// How much a finding matters to the operator of a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display)]
 #[strum(serialize_all = "lowercase")]
 pub enum Severity {
     /// The service has what it needs.
     #[strum(serialize = "ok")]
     Fine,
-    /// The service works; the operator may want to know the line.
+    /// The service works, but the operator may want to know of the finding.
     Note,
     /// The service would not start, or would fail requests.
     Problem,
 }
 
-/// A line about a database or a configuration.
+/// A line that `userd check` prints about the database or the configuration.
 #[derive(Debug)]
 pub struct Finding {
-    /// How much the finding matters to a service.
     pub severity: Severity,
-    /// The subject of the line in one word, such as `database` or `privileges`.
+    /// The subject of the finding in one word, such as `database` or `privileges`.
     pub subject: &'static str,
-    /// The text of the line, with the remedy if the finding is a problem.
+    /// The text of the finding, with the remedy if it is a problem.
     pub line: String,
 }
 
 /// Returns a line for each role that may create objects in a schema of the search_path and does not own the tables. The
 /// line has the statement that takes the right away. With the right, the role could create a table or a function that
 /// userd's statements use instead of userd's own.
-const OPEN_SCHEMAS: &str = "\
+const FIND_OPEN_SCHEMAS: &str = "\
     select format('other roles may create tables and functions in the schema %1$s: \
             revoke create on schema %1$I from %2$s', nspname, \
         case when grantee = oid '0' then 'public' \
@@ -48,10 +46,10 @@ const OPEN_SCHEMAS: &str = "\
     order by 1";
 
 /// Returns what keeps the role from applying migrations, with the statement that removes each obstacle. $1: names of
-/// the tables, indexes and functions that the migrations create. If the role may not read a migration history in the
-/// search_path, the line names the history, not a missing right to create tables. The history may be userd's, and with
-/// that right the role would create a second set of tables, without the users of the first.
-pub const MIGRATION_OBSTACLES: &str = "\
+/// the tables, indexes and functions that the migrations create. If the search_path has a migration history that the
+/// role may not read, the line asks for the right to read it, not for the right to create tables. The history may be
+/// userd's, and a role that may create tables would create a second, empty set of them.
+pub const FIND_MIGRATION_OBSTACLES: &str = "\
     select case when pg_is_in_recovery() then 'it is a standby: DATABASE_URL has to name the primary' else \
         format('it takes no changes: `begin read write; alter role %I in database %I \
             set default_transaction_read_only = off; commit`', session_user, current_database()) end \
@@ -84,9 +82,9 @@ pub const MIGRATION_OBSTACLES: &str = "\
         union all select tableoid::oid, oid, proowner from pg_proc where oid = to_regprocedure(name || '()')::oid \
     ) as objects where not pg_has_role(owner, 'USAGE') having count(*) > bigint '0'";
 
-/// Returns the columns and rules that make creates fail, and the setting that keeps triggers from counting users, each
-/// with its remedy. $1: names of tables. If another program needs a rule, the remedy is another schema for userd.
-const ADDED_RULES: &str = "\
+/// Returns the columns without a default, and the rewrite rules, that make changes fail; and the setting that keeps
+/// triggers from counting users. Each line ends with its remedy. $1: names of the tables.
+const FIND_TABLE_FAULTS: &str = "\
     with ours as ( \
         select oid, relname, format('%I.%I', current_schema(), relname) as qualified \
         from unnest($1::text[]) name join pg_class on oid = to_regclass(name)::oid \
@@ -108,9 +106,9 @@ const ADDED_RULES: &str = "\
         `alter role %I in database %I set session_replication_role = origin`', session_user, current_database()) \
     where current_setting('session_replication_role') = 'replica'";
 
-/// Returns a line for each of the tables $1 from which row-level security hides rows. The line has the `alter`
-/// statement that makes the role see all rows.
-pub const ROW_SECURITY: &str = "\
+/// Returns a line for each of the tables $1 some of whose rows row-level security hides from the role. The line has the
+/// `alter` statement that makes the role see all rows.
+pub const FIND_HIDDEN_ROWS: &str = "\
     select format('row-level security hides rows of %s from the role, and totals are those of all rows: `%s`', name, \
         case when pg_has_role(relowner, 'USAGE') \
             then format('alter table %I.%I no force row level security', current_schema(), name) \
@@ -118,29 +116,29 @@ pub const ROW_SECURITY: &str = "\
     from unnest($1::text[]) name join pg_class on oid = to_regclass(name)::oid \
     where row_security_active(oid)";
 
-/// Returns the findings that a start logs. Looks at columns, rules and rows of the tables only if the tables `are_ours`, as other
-/// programs may have tables of these names.
-pub fn find_hazards(servers: &DbHosts, client: &mut Client, are_ours: bool) -> Result<Vec<Finding>, Error> {
+/// Returns the findings that a start logs. If `are_ours` is false, does not look at the tables, because tables with
+/// these names may belong to another program.
+pub fn get_findings(hosts: &DbHosts, client: &mut Client, are_ours: bool) -> Result<Vec<Finding>, Error> {
     let mut findings = Vec::new();
-    let line = (servers.sessions() == Sessions::FoundLent).then_some(POOLER_LENDS_SESSIONS);
+    let line = (hosts.pooling() == TransactionPooling::Detected).then_some(POOLER_LENDS_SESSIONS);
     add_findings(&mut findings, Severity::Note, "database", line);
-    // Compares the settings only if the tables are userd's. Otherwise a line would advise the role to keep the schema
-    // in use, which may be a wrong schema.
-    if !servers.sessions().keep_statements() && are_ours {
-        let lacking = settings::find_lacking_settings(client, servers.statement_timeout())?;
+    // Compares the settings only if the tables are userd's. Otherwise a line would advise the operator to set the
+    // search_path to the schema in use, which may be the wrong one.
+    if !hosts.pooling().allows_prepared() && are_ours {
+        let lacking = settings::find_wrong_settings(client, hosts.statement_timeout())?;
         add_findings(&mut findings, Severity::Problem, "settings", lacking);
     }
-    add_findings(&mut findings, Severity::Problem, "schema", query_lines(client, OPEN_SCHEMAS, &[])?);
+    add_findings(&mut findings, Severity::Problem, "schema", query_lines(client, FIND_OPEN_SCHEMAS, &[])?);
     if are_ours {
-        for sql in [ROW_SECURITY, ADDED_RULES] {
-            let lines = query_lines(client, sql, &[(&TABLES, Type::TEXT_ARRAY)])?;
+        for sql in [FIND_HIDDEN_ROWS, FIND_TABLE_FAULTS] {
+            let lines = query_lines(client, sql, &[(&ALL_TABLES, Type::TEXT_ARRAY)])?;
             add_findings(&mut findings, Severity::Problem, "tables", lines);
         }
     }
     Ok(findings)
 }
 
-/// Adds a finding for each line.
+/// Appends to `findings` one finding for each of `lines`.
 pub fn add_findings(
     findings: &mut Vec<Finding>,
     severity: Severity,

@@ -1,27 +1,29 @@
-//! Migrations of the schema. refinery applies them in one transaction, and an advisory lock has one replica at a time do so.
+//! Applies the migrations of the schema. The crate refinery applies them in one transaction. An advisory lock makes
+//! other replicas wait meanwhile.
 
 use super::connect::DbHosts;
-use super::findings::{MIGRATION_OBSTACLES, ROW_SECURITY, find_hazards};
+use super::findings::{FIND_HIDDEN_ROWS, FIND_MIGRATION_OBSTACLES, get_findings};
 use super::session::query_lines;
 use super::sqlstate::{has_other_columns, is_denied, lacks_table};
-use super::{TABLES, explain};
+use super::{ALL_TABLES, explain};
 use crate::error::{ConfigError, StartError};
 use postgres::{Client, Row, Transaction, types::Type};
 use refinery::{Migration, Runner};
 use std::{collections::BTreeSet, error::Error, fs, mem, path::Path, thread, time::Duration};
 
-mod embedded {
+mod built_in {
     refinery::embed_migrations!("migrations");
 }
 
-/// Tries to get the advisory lock. The number of the lock spells "userd" in ASCII, so that another program hardly uses it.
+/// Tries to get the advisory lock. Its number spells "userd" in ASCII, so that another program is unlikely to use it.
 const TRY_LOCK: &str = "select pg_try_advisory_xact_lock(bigint '504447201892')";
 
 /// The pause between two tries to get the lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(200);
 
-/// Returns a line if the schema has a table, function or type with one of the names $1: the first one, and its kind.
-const TAKEN_NAMES: &str = "\
+/// Returns a line that names the first table, function or type of the schema with one of the names $1. Returns no row
+/// if there is none.
+const FIND_TAKEN_NAME: &str = "\
     select format('the schema \"%s\" has the %s', current_schema(), pg_describe_object(class, oid, 0)) \
     from unnest($1::text[]) with ordinality as given (name, position), \
         lateral (select quote_ident(current_schema()::text) || '.' || quote_ident(name) as name) as qualified, \
@@ -30,14 +32,15 @@ const TAKEN_NAMES: &str = "\
             ('pg_type'::regclass::oid, to_regtype(qualified.name)::oid)) as things (class, oid) \
     where oid is not null order by position, class desc limit 1";
 
-/// Returns the schema in use; whether the connection has set the search_path; and whether the search_path names one schema.
-const SCHEMA_IN_USE: &str = "\
+/// Returns the schema in use; whether the connection string or the session has set the search_path; and whether the
+/// search_path names exactly one schema.
+const FIND_SCHEMA_IN_USE: &str = "\
     select current_schema()::text, source in ('client', 'session'), setting !~ '[,$]' \
     from pg_settings where name = 'search_path'";
 
-/// Returns each schema, other than the schema in use, in which the role may read all of the tables $1; with a line that says how to
-/// use that schema.
-const OTHER_SCHEMAS: &str = "\
+/// Returns each schema, except the one in use, in which the role may read all of the tables $1, and a line that says
+/// how to use that schema.
+const FIND_OTHER_SCHEMAS: &str = "\
     select nspname::text, format('the schema \"%s\" has userd''s tables, and the search_path leads to %s: \
         `alter role %I in database %I set search_path = %I` uses them, as does options=-csearch_path=NAME in DATABASE_URL; \
         `userd migrate` makes other tables', nspname, coalesce('the schema \"' || current_schema()::text || '\"', 'no schema'), \
@@ -49,28 +52,30 @@ const OTHER_SCHEMAS: &str = "\
                 and relpersistence::text = 'p' and has_table_privilege(c.oid, 'SELECT'))) \
     order by 1";
 
-/// The remedy for a role that lacks a right. It ends the line of an error.
+/// The remedy that is appended to an error if the role lacks a right.
 pub const GRANTS_HINT: &str =
     ": `userd grants ROLE`, as the role that owns the tables, prints the grants of a role";
 
 /// The table in which refinery records the migrations that it has applied.
 pub const HISTORY_TABLE: &str = "refinery_schema_history";
 
-/// The names of the migrations that a database lacks or has with another text. `None` if the database has all of them, and beside them
-/// only newer migrations that are compatible.
-type MissingNames = Option<Vec<String>>;
+/// The names of the migrations to apply, because the database lacks them or has them with another text. `None` if the
+/// database fits: it has all migrations, and beside them only newer ones that are compatible. An empty list if the
+/// database has all, but also unknown ones that are not newer.
+type MissingMigrations = Option<Vec<String>>;
 
-/// The number of each migration, with the checksum of its text.
+/// The version of each migration, with the checksum of its text.
 type MigrationKeys = BTreeSet<(i64, String)>;
 
-/// The migrations that this release, or the directory `MIGRATIONS_DIR`, has.
+/// The migrations of this release, or of the directory `MIGRATIONS_DIR`.
 pub struct Migrations(Vec<Migration>);
 
 impl Migrations {
-    /// Loads the migrations that are built in, or the files of `dir`. An error names the variable `MIGRATIONS_DIR`.
+    /// Loads the files of `dir`, or the built-in migrations if `dir` is `None`. The error names the variable
+    /// `MIGRATIONS_DIR`.
     pub fn load(dir: Option<&Path>) -> Result<Migrations, ConfigError> {
         let Some(dir) = dir else {
-            return Ok(Migrations(embedded::migrations::runner().get_migrations().clone()));
+            return Ok(Migrations(built_in::migrations::runner().get_migrations().clone()));
         };
         let problem = |problem: String| ConfigError { variable: "MIGRATIONS_DIR", problem };
         let unreadable = |why| problem(format!("{why}; name a directory of migrations, or none"));
@@ -83,8 +88,9 @@ impl Migrations {
         Ok(Migrations(each))
     }
 
-    /// Returns whether the history of a database has the first migration. Then the tables are userd's.
-    fn first_is_in(&self, history: &[Row]) -> bool {
+    /// Returns true if the history has the first migration, which shows that the tables are userd's and not another
+    /// program's.
+    fn is_history_ours(&self, history: &[Row]) -> bool {
         history.iter().any(|row| self.keys().first() == Some(&(row.get(0), row.get(1))))
     }
 
@@ -94,10 +100,10 @@ impl Migrations {
     }
 
     fn keys(&self) -> MigrationKeys {
-        self.0.iter().map(key).collect()
+        self.0.iter().map(migration_key).collect()
     }
 
-    /// Returns a number that changes if the text of a migration does.
+    /// Returns a number that differs if the text of any migration differs.
     #[cfg(any(test, feature = "testing"))]
     pub fn fingerprint(&self) -> u64 {
         self.0.iter().fold(0, |digest: u64, migration| digest.rotate_left(1) ^ migration.checksum())
@@ -116,48 +122,51 @@ impl Migrations {
     /// Returns the version and the checksum of each migration in the history; the comment on the history; whether the
     /// server takes no changes; and whether one of the tables $1 is missing. Also names the columns `name` and
     /// `applied_on`, so that the query fails if another program's table has the name of the history.
-    const HISTORY_ROWS: &str = "select version::bigint, checksum::text, \
+    const READ_HISTORY: &str = "select version::bigint, checksum::text, \
         obj_description('refinery_schema_history'::regclass, 'pg_class'), \
         current_setting('transaction_read_only') = 'on', \
         exists (select from unnest($1::text[]) name where to_regclass(name) is null), name, applied_on \
         from refinery_schema_history";
 
-    /// Returns the history of a database: the rows of [`Migrations::HISTORY_ROWS`]. One round trip.
+    /// Returns the history of a database: the rows of [`Migrations::READ_HISTORY`]. One round trip.
     pub fn read_history(client: &mut Client) -> Result<Vec<Row>, postgres::Error> {
-        client.query_typed(Migrations::HISTORY_ROWS, &[(&TABLES, Type::TEXT_ARRAY)])
+        client.query_typed(Migrations::READ_HISTORY, &[(&ALL_TABLES, Type::TEXT_ARRAY)])
     }
 
-    /// Compares these migrations with the history of a database. Fails with one line if the history has a newer
+    /// Returns the migrations that the history of a database lacks. Fails with one line if the history has a newer
     /// migration that is not compatible.
-    pub fn missing_in(&self, history: &[Row]) -> Result<MissingNames, String> {
+    pub fn compare_history(&self, history: &[Row]) -> Result<MissingMigrations, String> {
         let applied = history.iter().map(|row| (row.get(0), row.get(1))).collect();
         let mark: Option<String> = history.first().and_then(|row| row.get(2));
         let fits = is_compatible(&applied, &self.keys(), mark.as_deref())?;
-        let missing = self.0.iter().filter(|one| !applied.contains(&key(one)));
+        let missing = self.0.iter().filter(|one| !applied.contains(&migration_key(one)));
         Ok((!fits).then(|| missing.map(ToString::to_string).collect()))
     }
 
-    /// Compares these migrations with the database of a client, and has later sessions use the schema in use. Only reads, so that a
-    /// standby, or a role that may not write, will do. The error is one line. Fails, too, if an object of another program has a name
-    /// that the migrations create; and if another schema has userd's tables, unless `second_set` allows further tables or the
-    /// connection string names the schema in use.
+    /// Returns the migrations that the database of `client` lacks, and sets the search_path of later sessions to the
+    /// schema in use. Only reads, so that a standby, or a role that may not write, will do.
+    ///
+    /// Fails with one line if an object of another program has a name that the migrations create. Fails, too, if
+    /// another schema has userd's tables, because a second set of tables would have none of its users; but not if
+    /// `second_set` allows this, or if the connection string names the schema in use.
     pub fn find_missing(
         &self,
-        servers: &DbHosts,
+        hosts: &DbHosts,
         client: &mut Client,
         second_set: bool,
-    ) -> Result<MissingNames, String> {
+    ) -> Result<MissingMigrations, String> {
         let mut find = || {
-            let second_set = use_schema(servers, client)? || second_set;
-            // Looks again before it refuses, because another replica may have migrated between two statements of the
-            // first look. The tables of the other replica would be taken for another program's.
+            let second_set = use_schema(hosts, client)? || second_set;
+            // Tries a second time before it fails. Another replica may have migrated between two statements of the
+            // first try, which would then take the replica's tables for those of another program.
             self.find_once(client, second_set).or_else(|_| self.find_once(client, second_set))
         };
         find().map_err(|error| explain(&*error))
     }
 
-    /// Does what [`Migrations::find_missing`] says, once: looks at the history, then at other schemas, then at names that are taken.
-    fn find_once(&self, client: &mut Client, second_set: bool) -> Result<MissingNames, Box<dyn Error>> {
+    /// Tries once to find the missing migrations: reads the history, then looks for userd's tables in other schemas,
+    /// then for objects with the names that the missing migrations create.
+    fn find_once(&self, client: &mut Client, second_set: bool) -> Result<MissingMigrations, Box<dyn Error>> {
         let (rows, is_foreign) = match Migrations::read_history(client) {
             Ok(rows) => (rows, false),
             Err(error) if lacks_table(&error) => (Vec::new(), false),
@@ -165,7 +174,7 @@ impl Migrations {
             Err(error) if is_denied(&error) => return Err((explain(&error) + GRANTS_HINT).into()),
             Err(error) => return Err(error.into()),
         };
-        let are_ours = self.first_is_in(&rows);
+        let are_ours = self.is_history_ours(&rows);
         if !are_ours && !second_set {
             find_other_schemas(client)?.into_iter().next().map_or(Ok(()), |(_, line)| Err(line))?;
         }
@@ -173,49 +182,51 @@ impl Migrations {
             refuse_names_of_another_program(client, &[HISTORY_TABLE])?;
         }
         if rows.is_empty() {
-            let hidden = query_lines(client, ROW_SECURITY, &[(&vec![HISTORY_TABLE], Type::TEXT_ARRAY)])?;
+            let hidden = query_lines(client, FIND_HIDDEN_ROWS, &[(&vec![HISTORY_TABLE], Type::TEXT_ARRAY)])?;
             hidden.into_iter().next().map_or(Ok(()), Err)?;
         }
-        let missing = self.missing_in(&rows)?;
+        let missing = self.compare_history(&rows)?;
         let lacks = |one: &&Migration| missing.as_ref().is_some_and(|names| names.contains(&one.to_string()));
         let (lacking, applied): (Vec<_>, Vec<_>) = self.0.iter().partition(lacks);
         // Accepts names that an applied migration has created, because a missing migration may replace a function of an
-        // applied one. Without this, the function would be refused as another program's.
+        // applied one. Otherwise the function would be refused as another program's.
         let ours: Vec<_> = applied.into_iter().flat_map(names_created_by).collect();
         let created = lacking.into_iter().flat_map(names_created_by).filter(|name| !ours.contains(name));
         refuse_names_of_another_program(client, &created.collect::<Vec<_>>())?;
         Ok(missing)
     }
 
-    /// Applies the migrations that the database lacks, and returns their names. If `may_apply` is false and some are missing, fails
-    /// with an error that says what to do. Logs what makes a service unsafe or fails its requests. Blocks while another replica
-    /// migrates, and as long as the migrations take. For `second_set` see [`Migrations::find_missing`].
+    /// Applies the migrations that the database lacks, and returns their names. If `may_apply` is false and some are
+    /// missing, fails with an error that says what to do. Logs what makes a service unsafe or makes its requests fail.
+    /// Blocks while another replica migrates, and as long as the migrations take. `second_set` allows userd's tables in
+    /// several schemas.
     pub fn apply_missing(
         &self,
-        servers: &DbHosts,
+        hosts: &DbHosts,
         may_apply: bool,
         second_set: bool,
     ) -> Result<Vec<String>, StartError> {
-        let mut client = servers.connect_for_long()?;
-        let missing = self.find_missing(servers, &mut client, second_set);
-        log_hazards(servers, &mut client, missing.is_ok());
+        let mut client = hosts.connect_with_retries()?;
+        let missing = self.find_missing(hosts, &mut client, second_set);
+        log_findings(hosts, &mut client, missing.is_ok());
         let Some(missing) = missing.map_err(StartError::Migration)? else { return Ok(Vec::new()) };
         if !may_apply {
             return Err(StartError::NotMigrated(missing));
         }
         let names = self.created_names();
-        let obstacles = query_lines(&mut client, MIGRATION_OBSTACLES, &[(&names, Type::TEXT_ARRAY)]);
-        // Ignores an error, because the migrations themselves show whether the role may apply them.
+        let obstacles = query_lines(&mut client, FIND_MIGRATION_OBSTACLES, &[(&names, Type::TEXT_ARRAY)]);
+        // Ignores an error of this query, because the migrations themselves show whether the role may apply them.
         let obstacles = obstacles.unwrap_or_default();
         if !obstacles.is_empty() {
             return Err(StartError::Migration(obstacles.join("; ")));
         }
-        self.apply(client, servers).map_err(|error| StartError::Migration(explain(&*error)))
+        self.apply(client, hosts).map_err(|error| StartError::Migration(explain(&*error)))
     }
 
-    /// Applies the missing migrations in one transaction of another session. Returns their names. refinery takes no lock, so a
-    /// transaction of `client` holds the advisory lock meanwhile. A lock of the session would not do, as a pooler may lend the session.
-    fn apply(&self, mut client: Client, servers: &DbHosts) -> Result<Vec<String>, Box<dyn Error>> {
+    /// Applies the missing migrations in one transaction, and returns their names. refinery takes no lock, so a
+    /// transaction of `client` holds the advisory lock, while a second session migrates. The lock belongs to a
+    /// transaction and not to the session, because a pooler may lend the session to another client.
+    fn apply(&self, mut client: Client, hosts: &DbHosts) -> Result<Vec<String>, Box<dyn Error>> {
         let mut is_waiting = false;
         let _lock = loop {
             let mut lock = begin_transaction(&mut client)?;
@@ -225,49 +236,50 @@ impl Migrations {
             if lock.query_typed_one(TRY_LOCK, &[])?.get(0) {
                 break lock;
             }
-            // Polls for the lock. A statement that waits for the lock would hold a connection of a pooler, and the
-            // replica that migrates may need this connection.
+            // Polls for the lock. A statement that waits for the lock would occupy a connection of a pooler, which the
+            // replica that migrates may need.
             lock.rollback()?;
             if !mem::replace(&mut is_waiting, true) {
                 log::info!("waiting for another replica to finish its migrations");
             }
             thread::sleep(LOCK_PAUSE);
         };
-        let report = Runner::new(&self.0).set_grouped(true).run(&mut open_second_session(servers)?)?;
+        let report = Runner::new(&self.0).set_grouped(true).run(&mut open_second_session(hosts)?)?;
         let applied: Vec<_> = report.applied_migrations().iter().map(ToString::to_string).collect();
         applied.iter().for_each(|migration| log::info!("applied migration {migration}"));
         Ok(applied)
     }
 }
 
-/// Has the sessions use the schema that the search_path leads to. Returns true if the connection string names this schema.
-fn use_schema(servers: &DbHosts, client: &mut Client) -> Result<bool, Box<dyn Error>> {
-    let row = client.query_typed_one(SCHEMA_IN_USE, &[])?;
+/// Sets the search_path of this session and of later ones to the schema in use. Returns true if the connection string
+/// names this schema alone.
+fn use_schema(hosts: &DbHosts, client: &mut Client) -> Result<bool, Box<dyn Error>> {
+    let row = client.query_typed_one(FIND_SCHEMA_IN_USE, &[])?;
     let (schema, is_set, is_one): (Option<String>, bool, bool) = (row.get(0), row.get(1), row.get(2));
-    let options = servers.target.hosts[0].get_options().unwrap_or_default().replace('\\', "");
+    let options = hosts.target.hosts[0].get_options().unwrap_or_default().replace('\\', "");
     let asks = options.contains("search_path");
     if let Some(schema) = schema {
         if asks && !is_set && !options.contains(&schema) {
             let line = "a pooler ignores `options` of DATABASE_URL, and the session has the schema";
             return Err(format!("{line} {schema:?}").into());
         }
-        servers.keep_schema(client, &schema)?;
+        hosts.set_schema(client, &schema)?;
     }
     Ok(asks && is_set && is_one)
 }
 
-/// Returns each schema, other than the schema in use, that has userd's tables: the name, and a line that says how to use the schema.
+/// Returns each schema, except the one in use, that has userd's tables: its name, and a line that says how to use it.
 pub fn find_other_schemas(client: &mut Client) -> Result<Vec<(String, String)>, postgres::Error> {
-    let rows = client.query_typed(OTHER_SCHEMAS, &[(&TABLES, Type::TEXT_ARRAY)])?;
+    let rows = client.query_typed(FIND_OTHER_SCHEMAS, &[(&ALL_TABLES, Type::TEXT_ARRAY)])?;
     Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
 }
 
-/// Checks that the database gives migrations a transaction and two sessions at once, which some poolers do not. The error is one
-/// line.
+/// Checks that the database allows a transaction and a second session beside it, as migrations need them. Some poolers
+/// allow only one. The error is one line.
 #[cfg(feature = "command")]
-pub fn check_two_sessions(servers: &DbHosts, client: &mut Client) -> Result<(), String> {
+pub fn check_two_sessions(hosts: &DbHosts, client: &mut Client) -> Result<(), String> {
     let _lock = begin_transaction(client)?;
-    open_second_session(servers).map(drop)
+    open_second_session(hosts).map(drop)
 }
 
 fn begin_transaction(client: &mut Client) -> Result<Transaction<'_>, String> {
@@ -275,28 +287,30 @@ fn begin_transaction(client: &mut Client) -> Result<Transaction<'_>, String> {
     client.transaction().map_err(|error| format!("{}; {hint}", explain(&error)))
 }
 
-/// Opens a second session while the first session has a transaction. Returns the second session once it has answered.
-fn open_second_session(servers: &DbHosts) -> Result<Client, String> {
+/// Opens a second session beside one that is in a transaction. The error says which setting of PgBouncer may forbid
+/// this.
+fn open_second_session(hosts: &DbHosts) -> Result<Client, String> {
     let hint = "migrations need two sessions at once (default_pool_size of PgBouncer)";
-    servers.connect_for_long().map_err(|error| format!("{error}; {hint}"))
+    hosts.connect_with_retries().map_err(|error| format!("{error}; {hint}"))
 }
 
-/// Returns a session of the database, or an error if migrations are missing. Blocks as [`DbHosts::connect_for_long`] does.
+/// Opens a session, and fails if migrations are missing. Blocks as [`DbHosts::connect_with_retries`] does.
 #[cfg(feature = "command")]
 pub fn connect_migrated(config: &crate::Config) -> Result<Client, StartError> {
-    let (servers, migrations) = (DbHosts::new(config)?, Migrations::load(config.migrations_dir.as_deref())?);
-    let mut client = servers.connect_for_long()?;
-    let missing = migrations.find_missing(&servers, &mut client, false).map_err(StartError::Migration)?;
+    let (hosts, migrations) = (DbHosts::new(config)?, Migrations::load(config.migrations_dir.as_deref())?);
+    let mut client = hosts.connect_with_retries()?;
+    let missing = migrations.find_missing(&hosts, &mut client, false).map_err(StartError::Migration)?;
     missing.map_or(Ok(client), |missing| Err(StartError::NotMigrated(missing)))
 }
 
-/// Returns whether a release with the migrations `ours` can use a database with the migrations `applied`. `mark` is the comment on
-/// the history, in which the newest migration says how old a release may be: "migration 4 is compatible with migration 3".
+/// Returns whether a release with the migrations `ours` can use a database with the migrations `applied`. `mark` is the
+/// comment on the history. In it the newest migration says which older releases can go on: "migration 4 is compatible
+/// with migration 3".
 fn is_compatible(applied: &MigrationKeys, ours: &MigrationKeys, mark: Option<&str>) -> Result<bool, String> {
     let newest = |keys: &MigrationKeys| keys.last().map_or(0, |(version, _)| *version);
     let (last, known) = (newest(applied), newest(ours));
-    // Returns false also if a migration has another text: refinery then refuses to migrate, with a line that names
-    // the migration.
+    // Returns false also if a migration has another text. Then refinery refuses to migrate, with a line that names the
+    // migration.
     if !ours.is_subset(applied) || applied.difference(ours).any(|(version, _)| *version <= known) {
         return Ok(false);
     }
@@ -311,7 +325,7 @@ fn is_compatible(applied: &MigrationKeys, ours: &MigrationKeys, mark: Option<&st
     ))
 }
 
-fn key(migration: &Migration) -> (i64, String) {
+fn migration_key(migration: &Migration) -> (i64, String) {
     (migration.version().into(), migration.checksum().to_string())
 }
 
@@ -331,9 +345,9 @@ fn names_created_by(migration: &Migration) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Fails if the schema has an object with one of these names. The caller knows that such an object is another program's.
+/// Fails if the schema has an object with one of these names. The caller knows that userd has not created the object.
 fn refuse_names_of_another_program(client: &mut Client, names: &[&str]) -> Result<(), Box<dyn Error>> {
-    let taken = query_lines(client, TAKEN_NAMES, &[(&names, Type::TEXT_ARRAY)])?;
+    let taken = query_lines(client, FIND_TAKEN_NAME, &[(&names, Type::TEXT_ARRAY)])?;
     let Some(thing) = taken.first() else { return Ok(()) };
     Err(format!(
         "{thing} of another program, which is left as it is: give userd a schema of its own (docs/operations.md, \
@@ -342,10 +356,10 @@ fn refuse_names_of_another_program(client: &mut Client, names: &[&str]) -> Resul
     .into())
 }
 
-/// Logs the hazards of a database. The line about a pooler names the settings that the role lacks, too. Ignores an error: a start
-/// goes on if the catalog cannot be read.
-fn log_hazards(servers: &DbHosts, client: &mut Client, are_ours: bool) {
-    let findings = find_hazards(servers, client, are_ours).unwrap_or_default();
+/// Logs the findings about a database. Puts the settings that a pooler's sessions lack on the line about the pooler.
+/// Logs nothing if the catalog cannot be read, because a start goes on nevertheless.
+fn log_findings(hosts: &DbHosts, client: &mut Client, are_ours: bool) {
+    let findings = get_findings(hosts, client, are_ours).unwrap_or_default();
     for group in findings.chunk_by(|_, next| next.subject == "settings") {
         let lines: Vec<&str> = group.iter().map(|finding| &*finding.line).collect();
         log::warn!("{}", lines.join("; "));

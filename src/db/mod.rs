@@ -20,11 +20,12 @@ mod sqlstate;
 pub mod target;
 pub mod tls;
 
-/// The tables that a service writes.
-pub const WRITTEN: &[&str] = &["users", "credentials", "idempotency_keys"];
+/// The tables whose rows the statements of a service change.
+pub const WRITTEN_TABLES: &[&str] = &["users", "credentials", "idempotency_keys"];
 
-/// The tables that a service reads, by its own statements or by the triggers of its tables.
-pub const TABLES: &[&str] = &[WRITTEN[0], WRITTEN[1], WRITTEN[2], "user_counts", migrate::HISTORY_TABLE];
+/// All of userd's tables: those that a service writes, the counts that triggers write, and the history of migrations.
+pub const ALL_TABLES: &[&str] =
+    &[WRITTEN_TABLES[0], WRITTEN_TABLES[1], WRITTEN_TABLES[2], "user_counts", migrate::HISTORY_TABLE];
 
 pub use pool::Pool;
 pub use sqlstate::{Failure, explain};

@@ -1,10 +1,11 @@
-//! The pool of sessions: takes, opens and replaces sessions, and executes statements, some of them again if a session was broken.
+//! The pool of database sessions. Opens and replaces sessions, and executes statements. Retries a statement in another
+//! session if its own has ended or is outdated, and a retry is safe.
 
 use super::blocking::outside_of_runtimes;
 use super::connect::{ConnectError, DbHosts, POOLER_LENDS_SESSIONS};
 use super::session::{Param, Session};
 use super::settings;
-use super::sqlstate::{Consequence, Failure};
+use super::sqlstate::{Failure, SessionState};
 use crate::{config::Config, error::Error, metrics::MetricsText};
 use parking_lot::Mutex;
 use postgres::Row;
@@ -14,11 +15,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// The sessions in which the statements of a service are executed.
+/// A pool of the sessions in which a service executes its statements.
 pub struct Pool {
-    /// The sessions. `None` once `drop` has taken them.
-    sessions: Option<r2d2::Pool<SessionManager>>,
-    servers: Arc<DbHosts>,
+    /// The pool of the crate r2d2, which holds the sessions. `None` once `drop` has taken it.
+    r2d2_pool: Option<r2d2::Pool<SessionManager>>,
+    hosts: Arc<DbHosts>,
     acquire_timeout: Duration,
     /// The longest time that a statement may take.
     pub statement_timeout: Duration,
@@ -28,25 +29,26 @@ pub struct Pool {
 /// Counters of waits for a session, and of statements that were executed again.
 #[derive(Debug, Default)]
 struct Counters {
-    /// How often a request has waited for a session.
-    waits: AtomicU64,
-    /// How often no session became free in time.
-    timeouts: AtomicU64,
+    /// How often a statement has waited for a free session.
+    session_waits: AtomicU64,
+    /// How often a statement has failed because no session became free in time.
+    session_timeouts: AtomicU64,
     /// How often a statement was executed again because its connection had ended.
-    broken: AtomicU64,
-    /// How often a statement was executed again because its session was of no use any more.
-    stale: AtomicU64,
+    broken_retries: AtomicU64,
+    /// How often a statement was executed again because its session was stale: its prepared statement was outdated or
+    /// lost, or its server did not take changes any more.
+    stale_retries: AtomicU64,
 }
 
 impl Pool {
     /// Returns the pool of a service. Does not block and does not fail, because a thread opens the sessions in the background.
-    pub fn new(servers: Arc<DbHosts>, config: &Config) -> Pool {
+    pub fn new(hosts: Arc<DbHosts>, config: &Config) -> Pool {
         /// The longest time that the pool takes to connect after the database is back. r2d2 pauses at most half of this
         /// time between two tries.
         const MAX_RECONNECT_TIME: Duration = Duration::from_secs(1);
-        let statement_timeout = servers.statement_timeout();
-        let set_up = settings::setup_statements("set", statement_timeout);
-        let manager = SessionManager { servers: servers.clone(), set_up, last_log_at: Mutex::default() };
+        let statement_timeout = hosts.statement_timeout();
+        let set_up_sql = settings::setup_statements("set", statement_timeout);
+        let manager = SessionManager { hosts: hosts.clone(), set_up_sql, last_log_at: Mutex::default() };
         // Takes one thread, because r2d2's default of three threads is for pools that often open many sessions.
         let threads = ScheduledThreadPool::builder()
             .num_threads(1)
@@ -55,27 +57,27 @@ impl Pool {
             // until this look, for up to 30 s.
             .on_drop_behavior(OnPoolDropBehavior::DiscardPendingScheduled)
             .build();
-        let sessions = r2d2::Pool::builder()
+        let r2d2_pool = r2d2::Pool::builder()
             .max_size(config.db_pool_size)
             .test_on_check_out(false)
             .connection_timeout(MAX_RECONNECT_TIME)
             .thread_pool(Arc::new(threads))
             .error_handler(Box::new(NopErrorHandler))
             .build_unchecked(manager);
-        let (sessions, acquire_timeout) = (Some(sessions), config.db_acquire_timeout);
-        Pool { sessions, servers, acquire_timeout, statement_timeout, counters: Counters::default() }
+        let (r2d2_pool, acquire_timeout) = (Some(r2d2_pool), config.db_acquire_timeout);
+        Pool { r2d2_pool, hosts, acquire_timeout, statement_timeout, counters: Counters::default() }
     }
 
-    /// Executes a statement and returns its rows. With a `deadline`, the statement is a change for a request that has to be answered by
-    /// then; without it, the statement is a read.
+    /// Executes a statement and returns its rows. With a `deadline`, the statement is a change for a request that has
+    /// to be answered by then; without it, the statement is a read.
     ///
-    /// A change is sent only if the statement time-out ends before the deadline, so that the change has ended before the request is
-    /// answered 503. If the session breaks, a read is executed once more in a new session, and a change only if the server has
-    /// certainly not executed it.
+    /// A change is sent only if the statement time-out ends before the deadline, so that no change is in progress when
+    /// the request is answered with 503. If the session breaks, executes a read once more in a new session, and a
+    /// change only if the server cannot have executed it.
     ///
-    /// Blocks for a free session up to the acquire time-out, then for the statement up to the statement time-out. Fails with
-    /// [`Error::Unavailable`] if one of these is over, if a change is too late, or if a second session breaks; with
-    /// [`Failure::Contended`] if a lock was not granted within the lock time-out.
+    /// Blocks for a free session up to the acquire time-out, then for the statement up to the statement time-out. Fails
+    /// with [`Error::Unavailable`] if one of these time-outs is over, if it is too late to send a change, or if a
+    /// second session breaks; with [`Failure::Contended`] if a lock was not granted within the lock time-out.
     pub fn execute(
         &self,
         sql: &'static str,
@@ -86,8 +88,8 @@ impl Pool {
         loop {
             let mut session = self.take_session()?;
             if deadline.is_some() && !session.is_alive() {
-                self.servers.epoch.end(session.epoch);
-                self.counters.broken.fetch_add(1, Ordering::Relaxed);
+                self.hosts.epoch.end(session.epoch);
+                self.counters.broken_retries.fetch_add(1, Ordering::Relaxed);
                 continue;
             }
             let prepared = session.prepare(sql, params);
@@ -100,77 +102,77 @@ impl Pool {
                 Ok(rows) => return Ok(rows),
                 Err(failure) => failure,
             };
-            let is_stale = match failure.consequence {
-                Consequence::Outdated => true,
-                Consequence::Lent => {
-                    if self.servers.record_lent(true) {
+            let is_stale = match failure.session_state {
+                SessionState::OutdatedStatement => true,
+                SessionState::Pooled => {
+                    if self.hosts.record_pooling(true) {
                         log::warn!("{POOLER_LENDS_SESSIONS} from now on");
                     }
                     true
                 }
-                Consequence::ReadOnly => self.servers.wants_primary() || self.servers.finds_primary(),
+                SessionState::ReadOnly => self.hosts.wants_primary() || self.hosts.finds_primary(),
                 _ => false,
             };
-            let is_broken = failure.consequence == Consequence::Broken;
+            let is_broken = failure.session_state == SessionState::Broken;
             if is_stale || is_broken {
                 // Ends the epoch, so that this session and all older sessions are replaced.
-                self.servers.epoch.end(session.epoch);
+                self.hosts.epoch.end(session.epoch);
             }
             drop(session);
-            let is_harmless = is_broken && (deadline.is_none() || !failure.sent);
+            let is_harmless = is_broken && (deadline.is_none() || !failure.was_sent);
             if is_repeated || !is_stale && !is_harmless {
                 let lost = |failure: Failure| Error::Unavailable(failure.into_error().to_string().into());
                 return Err(if is_harmless { lost(failure.failure).into() } else { failure.failure });
             }
             is_repeated = true;
-            let count = if is_broken { &self.counters.broken } else { &self.counters.stale };
+            let count = if is_broken { &self.counters.broken_retries } else { &self.counters.stale_retries };
             count.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Writes the metrics of the sessions. `lock_retries` is how often a statement that met a lock was executed again.
+    /// Writes the metrics of the sessions. `lock_retries` is how often a statement was executed again because of a lock.
     pub fn write_metrics(&self, text: &mut MetricsText, lock_retries: u64) {
         let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let r2d2::State { connections: open, idle_connections: idle, .. } = self.sessions().state();
+        let r2d2::State { connections: open, idle_connections: idle, .. } = self.r2d2_pool().state();
         let help = "Sessions of the database that are open, by state.";
         text.family("userd_database_sessions", "gauge", help);
         text.value(&[("state", "idle")], idle.min(open));
         text.value(&[("state", "busy")], open.saturating_sub(idle));
-        let most = self.sessions().max_size();
+        let most = self.r2d2_pool().max_size();
         text.gauge("userd_database_sessions_max", "The most sessions that the pool opens.", most);
         let help = "How often a session was waited for.";
-        text.counter("userd_database_session_waits_total", help, get(&self.counters.waits));
+        text.counter("userd_database_session_waits_total", help, get(&self.counters.session_waits));
         let help = "Waits for a session that were in vain.";
-        text.counter("userd_database_session_timeouts_total", help, get(&self.counters.timeouts));
+        text.counter("userd_database_session_timeouts_total", help, get(&self.counters.session_timeouts));
         let help =
             "Statements executed again, by what they met: a lock, a broken connection, a session of no use.";
         text.family("userd_database_retries_total", "counter", help);
         text.value(&[("reason", "lock")], lock_retries);
-        text.value(&[("reason", "connection")], get(&self.counters.broken));
-        text.value(&[("reason", "session")], get(&self.counters.stale));
+        text.value(&[("reason", "connection")], get(&self.counters.broken_retries));
+        text.value(&[("reason", "session")], get(&self.counters.stale_retries));
     }
 
-    /// Returns the pool of r2d2.
-    fn sessions(&self) -> &r2d2::Pool<SessionManager> {
-        self.sessions.as_ref().expect("only drop takes it")
+    fn r2d2_pool(&self) -> &r2d2::Pool<SessionManager> {
+        self.r2d2_pool.as_ref().expect("only drop takes it")
     }
 
-    /// Takes a session from the pool, but none that was opened before the server has changed. Blocks up to the acquire time-out.
+    /// Takes a session of the current epoch from the pool. Older sessions may be of a server that another one has
+    /// replaced. Blocks up to the acquire time-out.
     fn take_session(&self) -> Result<PooledConnection<SessionManager>, Error> {
         let deadline = Instant::now() + self.acquire_timeout;
         loop {
-            let session = match self.sessions().try_get() {
+            let session = match self.r2d2_pool().try_get() {
                 Some(session) => session,
                 None => {
-                    self.counters.waits.fetch_add(1, Ordering::Relaxed);
+                    self.counters.session_waits.fetch_add(1, Ordering::Relaxed);
                     let left = deadline.saturating_duration_since(Instant::now());
-                    self.sessions().get_timeout(left).map_err(|error| {
-                        self.counters.timeouts.fetch_add(1, Ordering::Relaxed);
+                    self.r2d2_pool().get_timeout(left).map_err(|error| {
+                        self.counters.session_timeouts.fetch_add(1, Ordering::Relaxed);
                         Error::Unavailable(format!("no database connection became free: {error}").into())
                     })?
                 }
             };
-            if session.epoch == self.servers.epoch.current() {
+            if session.epoch == self.hosts.epoch.current() {
                 return Ok(session);
             }
         }
@@ -180,17 +182,17 @@ impl Pool {
 /// Drops the sessions outside of any async runtime, because the pool may be dropped in an async task.
 impl Drop for Pool {
     fn drop(&mut self) {
-        let sessions = self.sessions.take();
-        outside_of_runtimes(|| drop(sessions));
+        let r2d2_pool = self.r2d2_pool.take();
+        outside_of_runtimes(|| drop(r2d2_pool));
     }
 }
 
 /// Opens sessions for r2d2, and tells it which sessions it has to replace.
 struct SessionManager {
-    servers: Arc<DbHosts>,
-    /// The statements that set up a new session.
-    set_up: String,
-    /// The time of the last line about a failed connect.
+    hosts: Arc<DbHosts>,
+    /// The statements that set up a new session, such as its time-outs.
+    set_up_sql: String,
+    /// The time of the last log line about a failed connect.
     last_log_at: Mutex<Option<Instant>>,
 }
 
@@ -200,25 +202,26 @@ impl ManageConnection for SessionManager {
 
     /// Opens a session. Logs a failure at most once a second, because each session of the pool is tried twice a second.
     fn connect(&self) -> Result<Session, ConnectError> {
-        self.servers.connect(&self.set_up).inspect_err(|error| {
+        self.hosts.connect(&self.set_up_sql).inspect_err(|error| {
             let mut last = self.last_log_at.lock();
             let is_first = last.is_none_or(|last| last.elapsed() >= Duration::from_secs(1));
-            // Logs nothing after the service is dropped, when only this manager still has the servers.
-            if is_first && Arc::strong_count(&self.servers) > 1 {
+            // Logs nothing after the service is dropped, when nothing but this manager refers to the hosts.
+            if is_first && Arc::strong_count(&self.hosts) > 1 {
                 *last = Some(Instant::now());
                 log::warn!("cannot connect to the database: {error}");
             }
         })
     }
 
-    /// Accepts every session. r2d2 never calls this here, because a check of each session that is taken would cost a round trip.
+    /// Accepts every session. r2d2 does not call this method here, because the pool turns the check off: it would cost
+    /// a round trip for each statement.
     fn is_valid(&self, _: &mut Session) -> Result<(), ConnectError> {
         Ok(())
     }
 
     /// Returns true if a session that is given back has to be replaced.
     fn has_broken(&self, session: &mut Session) -> bool {
-        let is_old = session.epoch != self.servers.epoch.current();
+        let is_old = session.epoch != self.hosts.epoch.current();
         is_old || session.connection.is_closed()
     }
 }

@@ -1,8 +1,9 @@
-//! Probes whether the database is ready, for load balancers. From the first question on, a thread does so over a session of its own, so
-//! that neither a busy pool nor a database that hangs delays an answer. Once a minute the thread also removes idempotency keys that
-//! have expired.
+//! Probes in a thread whether the database is ready, for the health checks of load balancers. The thread has a session
+//! of its own, so that neither a busy pool nor a database that hangs delays a health check. The probes begin with the
+//! first health check, a call of [`Prober::readiness`]. Once a minute the thread also removes expired idempotency keys.
 //!
-//! [`Prober::readiness`] judges by the time of the last answer, because a probe of a server that is stopped never ends. Knows no HTTP.
+//! [`Prober::readiness`] decides by the time of the database's last answer, because a probe of a suspended server never
+//! ends. Knows no HTTP.
 
 use super::connect::{ConnectError, DbHosts};
 use super::explain;
@@ -15,79 +16,80 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 use std::{io, mem, thread};
 
-/// The pause between two probes.
+/// The pause between two probes, once there are health checks.
 const PROBE_PAUSE: Duration = Duration::from_millis(500);
 
-/// The pause between two removals of keys that have expired, and between two probes until the first question.
-const CLEANING_PAUSE: Duration = Duration::from_secs(60);
+/// The pause between two removals of expired idempotency keys, and between two probes until the first health check.
+const CLEANUP_PAUSE: Duration = Duration::from_secs(60);
 
-/// The time after which a database without an answer makes the service unready. Three probes have failed by then.
+/// How long the database may leave probes unanswered before the service counts as unready. Three probes have failed by
+/// then.
 const MAX_SILENCE: Duration = Duration::from_millis(2500);
 
-/// Removes keys that have expired. Skips rows that another session has locked to remove them.
-pub const REMOVE_EXPIRED: &str = "
+/// Removes expired idempotency keys, and skips rows that another session has locked, because it is removing them.
+pub const REMOVE_EXPIRED_KEYS: &str = "
     delete from idempotency_keys where key = any (array(
         select key from idempotency_keys where expires_at <= now()
         order by expires_at limit 1000 for update skip locked))
     returning key";
 
-/// The largest number of rows that [`REMOVE_EXPIRED`] removes.
+/// The most rows that one [`REMOVE_EXPIRED_KEYS`] removes.
 const MAX_REMOVED_ROWS: usize = 1000;
 
 const UNEXPECTED_SCHEMA: &str = "the database's schema is not the one expected";
 
-/// A thread that probes a database from the first question on. The thread ends when its `Prober` is dropped.
+/// A thread that probes the database from the first health check on. The thread ends when its `Prober` is dropped.
 pub struct Prober {
-    state: Arc<Mutex<ProbeState>>,
-    servers: Arc<DbHosts>,
-    /// The channel that wakes the thread at the first question. If the channel is dropped, the thread ends.
-    wake: Sender<()>,
+    probe_state: Arc<Mutex<ProbeState>>,
+    hosts: Arc<DbHosts>,
+    /// The channel that wakes the thread at the first health check. When the channel is dropped, the thread ends.
+    waker: Sender<()>,
 }
 
 /// The results of the probes of a database.
 struct ProbeState {
-    /// The last answer of the database.
+    /// The last answer of the database to a probe.
     answer: Answer,
-    /// True once the log says that the database is silent.
+    /// True if the log says that the database does not answer, and no answer has come since.
     is_silent: bool,
-    /// The reason why the last probe has failed. The text is empty if the probe has succeeded.
+    /// The error of the last probe. The text is empty if the probe has succeeded.
     failure: String,
-    /// The time of the first question, if there was one.
-    first_asked_at: Option<Instant>,
-    /// The time of the database's last answer, or of the start if there was none.
+    /// The time of the first health check, if there was one.
+    first_check_at: Option<Instant>,
+    /// The time of the database's last answer, or the time at which the thread was started.
     last_answer_at: Instant,
 }
 
-/// The answer of the database to a probe. The default is the answer that a service needs.
+/// The answer of the database to a probe. The default is the answer of a database that is ready.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Answer {
-    /// A table is missing, or the migrations are not those that the service needs.
-    is_other_schema: bool,
-    /// The database takes no changes.
-    read_only: bool,
+    /// True if a table is missing, or the migrations are not those that the service needs.
+    is_wrong_schema: bool,
+    /// True if the database takes no changes.
+    is_read_only: bool,
 }
 
-/// The answer to the question whether a service can use the database.
+/// Tells whether a service can use the database.
 pub struct Readiness {
-    /// The reason why the service is not ready. `None` if it is ready.
-    pub reason: Option<&'static str>,
+    /// The reason why the service cannot use the database. `None` if it can.
+    pub problem: Option<&'static str>,
     /// True if the database took no changes at the last probe.
-    pub read_only: bool,
-    /// The time since the last answer of the database.
+    pub is_read_only: bool,
+    /// The time since the last answer of the database to a probe.
     pub age: Duration,
 }
 
 impl Prober {
-    /// Starts the thread, which only removes keys until [`Prober::readiness`] is called. `migrations` are those that the database has to
-    /// have. Fails if the system refuses a thread.
-    pub fn start(servers: Arc<DbHosts>, migrations: Migrations) -> io::Result<Prober> {
+    /// Starts the thread. Until [`Prober::readiness`] is called first, it only removes expired idempotency keys.
+    /// `migrations` are the migrations that the database has to have. Fails if the system refuses a thread.
+    pub fn start(hosts: Arc<DbHosts>, migrations: Migrations) -> io::Result<Prober> {
         let (answer, last_answer_at, failure) = (Answer::default(), Instant::now(), String::new());
-        let state = ProbeState { answer, is_silent: false, failure, first_asked_at: None, last_answer_at };
+        let state = ProbeState { answer, is_silent: false, failure, first_check_at: None, last_answer_at };
         let state = Arc::new(Mutex::new(state));
-        let (wake, woken) = channel();
-        let (shared, probed) = (state.clone(), servers.clone());
+        let (waker, woken) = channel();
+        let (shared, probed) = (state.clone(), hosts.clone());
         thread::Builder::new().name("prober".to_owned()).spawn(move || {
-            let (mut session, mut pause) = (None, CLEANING_PAUSE);
+            let (mut session, mut pause) = (None, CLEANUP_PAUSE);
             let (mut due, mut is_more) = (Instant::now(), false);
             loop {
                 match woken.recv_timeout(if is_more { Duration::ZERO } else { pause }) {
@@ -99,50 +101,51 @@ impl Prober {
                 let is_due = Instant::now() >= due;
                 is_more = is_due && result == Ok(Answer::default()) && remove_expired(&mut session);
                 if is_due && !is_more {
-                    due = Instant::now() + CLEANING_PAUSE;
+                    due = Instant::now() + CLEANUP_PAUSE;
                 }
                 shared.lock().record(result);
                 session = session.filter(|_| is_more || pause == PROBE_PAUSE);
             }
         })?;
-        Ok(Prober { state, servers, wake })
+        Ok(Prober { probe_state: state, hosts, waker })
     }
 
-    /// Returns what the last probes have shown. Never blocks.
+    /// Returns whether a service can use the database, by the last probes. The first call has the thread begin to
+    /// probe. Never blocks.
     pub fn readiness(&self) -> Readiness {
         let now = Instant::now();
-        let mut state = self.state.lock();
-        if state.first_asked_at.is_none() {
+        let mut state = self.probe_state.lock();
+        if state.first_check_at.is_none() {
             // Ignores an error, because the channel is closed only if the thread has ended.
-            let _ = self.wake.send(());
+            let _ = self.waker.send(());
         }
-        let asked = *state.first_asked_at.get_or_insert(now);
+        let asked = *state.first_check_at.get_or_insert(now);
         if !state.is_silent && now >= state.last_answer_at.max(asked) + MAX_SILENCE {
             state.is_silent = true;
             let why = if state.failure.is_empty() { "no answer" } else { &state.failure };
             log::warn!("unready: the database does not answer: {why}");
-            // Ends the epoch, so that no request takes an idle session of the server that is silent.
-            self.servers.epoch.end(self.servers.epoch.current());
+            // Ends the epoch, so that no request takes an idle session of the server that does not answer.
+            self.hosts.epoch.end(self.hosts.epoch.current());
         }
-        let other_schema = state.answer.is_other_schema.then_some(UNEXPECTED_SCHEMA);
-        let reason = if state.is_silent { Some("the database does not answer") } else { other_schema };
+        let other_schema = state.answer.is_wrong_schema.then_some(UNEXPECTED_SCHEMA);
+        let problem = if state.is_silent { Some("the database does not answer") } else { other_schema };
         let age = now.saturating_duration_since(state.last_answer_at);
-        Readiness { reason, read_only: state.answer.read_only, age }
+        Readiness { problem, is_read_only: state.answer.is_read_only, age }
     }
 }
 
 impl ProbeState {
-    /// Records the result of a probe, and logs whether the service becomes ready or unready.
+    /// Records the result of a probe, and logs when the service becomes ready or unready.
     fn record(&mut self, result: Result<Answer, String>) {
         match result {
             Ok(answer) => {
-                let was_other = mem::replace(&mut self.answer, answer).is_other_schema;
+                let was_other = mem::replace(&mut self.answer, answer).is_wrong_schema;
                 let was_silent = mem::take(&mut self.is_silent);
                 self.last_answer_at = Instant::now();
                 self.failure.clear();
-                if answer.is_other_schema && !was_other {
+                if answer.is_wrong_schema && !was_other {
                     log::warn!("unready: {UNEXPECTED_SCHEMA}: see `userd check`");
-                } else if !answer.is_other_schema && (was_other || was_silent) {
+                } else if !answer.is_wrong_schema && (was_other || was_silent) {
                     log::info!("ready again");
                 }
             }
@@ -151,43 +154,39 @@ impl ProbeState {
     }
 }
 
-/// Probes the database over `session` if that is still of use, else over a new session, which it leaves in `session`. The error is one
-/// line.
-fn probe(
-    servers: &DbHosts,
-    migrations: &Migrations,
-    session: &mut Option<Session>,
-) -> Result<Answer, String> {
-    let connect = || servers.connect("set statement_timeout = 1000");
-    let kept = session.take().filter(|session| session.epoch == servers.epoch.current());
+/// Probes the database over `session`, or over a new session if there is none or it is of an earlier epoch. Leaves the
+/// session in `session` for the next probe. The error is one line.
+fn probe(hosts: &DbHosts, migrations: &Migrations, session: &mut Option<Session>) -> Result<Answer, String> {
+    let connect = || hosts.connect("set statement_timeout = 1000");
+    let kept = session.take().filter(|session| session.epoch == hosts.epoch.current());
     let mut asked = match kept.map_or_else(connect, Ok) {
         Ok(session) => session,
-        // Takes the database for ready if it has no session left for the prober, because requests have their sessions
-        // already.
+        // Takes the database for ready if the server refuses a further session, because the sessions of requests are
+        // open already.
         Err(ConnectError::Refused(error)) if has_too_many_connections(&error) => return Ok(Answer::default()),
         Err(error) => return Err(error.to_string()),
     };
     let answer = match Migrations::read_history(&mut asked.connection) {
         Ok(rows) => {
-            let [read_only, lacks_table] =
+            let [is_read_only, lacks_table] =
                 [3, 4].map(|column| rows.first().is_some_and(|row| row.get(column)));
-            if read_only && servers.wants_primary() {
+            if is_read_only && hosts.wants_primary() {
                 return Err("the server takes no changes".to_owned());
             }
-            let is_other_schema = lacks_table || !matches!(migrations.missing_in(&rows), Ok(None));
-            Answer { is_other_schema, read_only }
+            let is_wrong_schema = lacks_table || !matches!(migrations.compare_history(&rows), Ok(None));
+            Answer { is_wrong_schema, is_read_only }
         }
-        Err(error) if lacks_table(&error) => Answer { is_other_schema: true, read_only: false },
+        Err(error) if lacks_table(&error) => Answer { is_wrong_schema: true, is_read_only: false },
         Err(error) => return Err(explain(&error)),
     };
     *session = Some(asked);
     Ok(answer)
 }
 
-/// Removes some keys that have expired. Returns true if there may be more of them.
+/// Removes some expired idempotency keys. Returns true if there may be more.
 fn remove_expired(session: &mut Option<Session>) -> bool {
     let Some(session) = session else { return false };
-    match session.connection.query_typed(REMOVE_EXPIRED, &[]) {
+    match session.connection.query_typed(REMOVE_EXPIRED_KEYS, &[]) {
         Ok(rows) => rows.len() == MAX_REMOVED_ROWS,
         Err(error) => {
             log::warn!("idempotency keys that have expired are not removed: {}", explain(&error));

@@ -1,4 +1,5 @@
-//! Reads users from rows. Each statement that returns users has the columns of the table `users`, in any order.
+//! Reads users from the rows of statements. Each statement that returns users has all columns of the table `users`, in
+//! any order.
 
 use crate::error::Error;
 use crate::users::password::PasswordHash;
@@ -6,7 +7,7 @@ use crate::users::relation::{Loader, Relation};
 use crate::users::user::{Credential, User};
 use postgres::{Row, types::FromSql};
 
-/// Returns the user in a row. `credential_loader` loads the credential of the user on access.
+/// Returns the user in a row. `credential_loader` loads the user's credential when code first accesses it.
 pub fn read_user<'a, T: FromSql<'a>>(
     row: &'a Row,
     credential_loader: Option<Loader<Credential>>,
@@ -23,7 +24,7 @@ pub fn read_user<'a, T: FromSql<'a>>(
     })
 }
 
-/// Returns the credential in a row, or `None` if the hash is null.
+/// Returns the credential in a row, or `None` if the row has no password hash.
 pub fn read_credential(row: &Row) -> Result<Option<Credential>, Error> {
     let hash: Option<String> = row.try_get("password_hash")?;
     Ok(hash.map(|hash| Credential { password_hash: PasswordHash::from_phc(hash) }))

@@ -1,6 +1,7 @@
-//! A connection with its prepared statements, and what a failed statement says about the connection.
+//! A database session: a connection with its prepared statements. Tells from the failure of a statement whether the
+//! session can be used further.
 
-use super::sqlstate::{Consequence, Failure};
+use super::sqlstate::{Failure, SessionState};
 use postgres::fallible_iterator::FallibleIterator;
 use postgres::types::{ToSql, Type};
 use postgres::{Client, Row, Statement};
@@ -11,34 +12,34 @@ pub type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
 /// A connection, and the statements that were prepared on it.
 pub(super) struct Session {
-    // Declared first, so that the connection is dropped before the statements. A statement that is dropped while its
+    // Declared first, so that the connection is dropped before the statements: each statement that is dropped while its
     // connection lives sends a message to the server.
     pub(super) connection: Client,
-    /// Prepared statements by text. There are few, so that a scan is quicker than a map. `None` if a pooler lends the
-    /// session, so that the next statement may meet another server process.
-    pub(super) statements: Option<Vec<(&'static str, Statement)>>,
-    /// The epoch in which the connection was opened: see `Epoch`.
+    /// Prepared statements, each with its text. A scan is quicker than a map, because there are few. `None` if a pooler
+    /// lends the session, so that the next statement may meet another server process.
+    pub(super) prepared_statements: Option<Vec<(&'static str, Statement)>>,
+    /// The epoch in which the connection was opened. In a later epoch the session is not used any more.
     pub(super) epoch: u64,
-    /// The time of the server's last answer.
+    /// The time of the server's last answer in this session.
     pub(super) last_answer_at: Instant,
 }
 
-/// The failure of a statement in a session.
+/// The failure of a statement, and what it means for the session.
 #[derive(Debug)]
 pub(super) struct QueryFailure {
-    /// The consequence of the failure for the session.
-    pub(super) consequence: Consequence,
-    /// True if the statement was sent, not only prepared. If the connection has ended then, the server may have executed
-    /// the statement.
-    pub(super) sent: bool,
-    /// The failure as the client is told it, unless the statement is executed again.
+    /// The state of the session after the failure.
+    pub(super) session_state: SessionState,
+    /// True if the statement was sent to be executed, false if it failed while it was prepared. If the connection has
+    /// ended after the statement was sent, the server may have executed it.
+    pub(super) was_sent: bool,
+    /// The failure that the caller gets, unless the statement is executed again.
     pub(super) failure: Failure,
 }
 
 impl Session {
-    /// Returns false if the server has ended the connection. Called before a change is sent, because a change whose
-    /// connection breaks cannot be sent again: the server may have executed it. Looks only if the connection was idle
-    /// for a second, and blocks for a millisecond then.
+    /// Returns false if the server has ended the connection. Called before a change is sent: if the connection broke
+    /// afterwards, the change could not be sent again, because the server may have executed it. Looks at the socket
+    /// only if the connection was idle for a second, and then blocks for a millisecond.
     pub(super) fn is_alive(&mut self) -> bool {
         const MIN_IDLE_TIME: Duration = Duration::from_secs(1);
         const POLL_PAUSE: Duration = Duration::from_millis(1);
@@ -47,14 +48,14 @@ impl Session {
                 && !self.connection.is_closed()
     }
 
-    /// Returns the prepared statement with the text `sql`, or `None` if sessions keep no statements. The first call for a text
-    /// prepares the statement, and blocks for a round trip.
+    /// Returns the prepared statement with the text `sql`, or `None` if a pooler lends the session. The first call for
+    /// a text prepares the statement, and blocks for a round trip.
     pub(super) fn prepare(
         &mut self,
         sql: &'static str,
         params: &[Param],
     ) -> Result<Option<Statement>, QueryFailure> {
-        let Some(statements) = &mut self.statements else { return Ok(None) };
+        let Some(statements) = &mut self.prepared_statements else { return Ok(None) };
         if let Some((_, statement)) = statements.iter().find(|(known, _)| *known == sql) {
             return Ok(Some(statement.clone()));
         }
@@ -66,7 +67,7 @@ impl Session {
                 statements.push((sql, statement.clone()));
                 Ok(Some(statement))
             }
-            Err(error) => Err(self.failure(sql, false, &error)),
+            Err(error) => Err(self.query_failure(sql, false, &error)),
         }
     }
 
@@ -83,14 +84,14 @@ impl Session {
             None => self.connection.query_typed(sql, params),
         };
         self.last_answer_at = Instant::now();
-        rows.map_err(|error| self.failure(sql, true, &error))
+        rows.map_err(|error| self.query_failure(sql, true, &error))
     }
 
-    /// Returns the failure of a statement. Its consequence is `Broken` if the connection has ended.
-    fn failure(&self, sql: &'static str, sent: bool, error: &postgres::Error) -> QueryFailure {
-        let consequence =
-            if self.connection.is_closed() { Consequence::Broken } else { Consequence::from_error(error) };
-        QueryFailure { consequence, sent, failure: Failure::from_statement(sql, error) }
+    /// Returns the failure of a statement with the state of this session after it.
+    fn query_failure(&self, sql: &'static str, was_sent: bool, error: &postgres::Error) -> QueryFailure {
+        let session_state =
+            if self.connection.is_closed() { SessionState::Broken } else { SessionState::from_error(error) };
+        QueryFailure { session_state, was_sent, failure: Failure::from_statement(sql, error) }
     }
 }
 

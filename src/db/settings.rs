@@ -5,9 +5,10 @@ use super::session::{Param, query_lines};
 use postgres::{Client, Error, types::Type};
 use std::time::Duration;
 
-/// Returns a line for each setting of the session that differs from what is needed, with the statement that changes it for the role.
-/// A time may be shorter. The search_path has to be the schema of the tables, then `pg_temp`. $1: names. $2: values.
-const DIFFERING_SETTINGS: &str = "\
+/// Returns a line for each setting of the session that differs from the needed value, with the statement that sets it
+/// for the role. Accepts a time-out that is shorter than needed. The search_path has to be the schema of the tables,
+/// then `pg_temp`. $1: names. $2: needed values.
+const FIND_WRONG_SETTINGS: &str = "\
     select format('%s is %s: alter role %I in database %I set %s = %L', \
         name, current_setting(name), session_user, current_database(), name, needed) \
     from rows from (unnest($1::text[]), unnest($2::text[])) as expected (name, needed) join pg_settings using (name) \
@@ -18,15 +19,15 @@ const DIFFERING_SETTINGS: &str = "\
     from current_setting('search_path') as setting \
     where replace(setting, ' ', '') <> replace(quote_ident(current_schema()::text) || ',pg_temp', ' ', '')";
 
-/// The longest wait of a statement for a lock. After it the session is free, and the statement is executed again later. It is
-/// longer than a commit takes, and short beside a request.
+/// The longest wait of a statement for a lock. Then its session serves other requests, and the statement is executed
+/// again later. The time is longer than a commit takes, so that a statement waits for a lock that lasts one commit.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Returns the names and values of the settings; times in milliseconds. Each statement is a transaction of its own, and is written
-/// for read committed, whatever the role's default is.
+/// Returns the names of the needed settings with their values; times are in milliseconds. Each statement of a service
+/// is a transaction of its own, and is written for read committed, whatever the role's default is.
 ///
-/// Plans are generic and use indexes, because a session keeps each plan, also if the table was empty when the plan was made. JIT is
-/// off because compiling a page takes a hundred times as long as reading it.
+/// Plans are generic and use indexes, because a session keeps each plan, even if the table was empty when the plan was
+/// made. JIT is off, because compiling the statement of a page takes longer than executing it.
 fn needed_settings(statement_timeout: Duration) -> [(&'static str, String); 7] {
     let [statement, lock] = [statement_timeout, LOCK_TIMEOUT].map(|time| time.as_millis().max(1).to_string());
     [
@@ -40,14 +41,16 @@ fn needed_settings(statement_timeout: Duration) -> [(&'static str, String); 7] {
     ]
 }
 
-/// Returns the statements that set up a session of a service. `set` is the command: `set`, or `set local` for one transaction.
+/// Returns the statements that set up a session of a service. `set` is the command to use: `set`, or `set local` for
+/// one transaction.
 pub fn setup_statements(set: &str, statement_timeout: Duration) -> String {
     needed_settings(statement_timeout).map(|(name, value)| format!("{set} {name} = '{value}'; ")).concat()
 }
 
-/// Returns a line for each setting that the role lacks, with the statement that mends it. One round trip.
-pub fn find_lacking_settings(client: &mut Client, statement_timeout: Duration) -> Result<Vec<String>, Error> {
+/// Returns a line for each setting that differs from the needed value, with the statement that sets it for the role.
+/// One round trip.
+pub fn find_wrong_settings(client: &mut Client, statement_timeout: Duration) -> Result<Vec<String>, Error> {
     let (names, values): (Vec<_>, Vec<_>) = needed_settings(statement_timeout).into_iter().unzip();
     let params: [Param; 2] = [(&names, Type::TEXT_ARRAY), (&values, Type::TEXT_ARRAY)];
-    query_lines(client, DIFFERING_SETTINGS, &params)
+    query_lines(client, FIND_WRONG_SETTINGS, &params)
 }

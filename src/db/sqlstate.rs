@@ -1,64 +1,66 @@
-//! The meaning of errors of the PostgreSQL client. This is the only module that compares SQLSTATEs.
+//! Finds out what an error of the PostgreSQL client means. This is the only module that compares SQLSTATEs.
 //!
-//! | SQLSTATE | what it says | condition |
+//! | SQLSTATE | what has happened | error for the client |
 //! |---|---|---|
 //! | 23505 | a value that must be unique is taken | `AlreadyExists` |
-//! | 40001, 40P01, 55P03 | a lock or a concurrent transaction was met | [`Failure::Contended`] |
+//! | 40001, 40P01, 55P03 | a lock or a concurrent transaction stopped the statement | [`Failure::Contended`] |
 //! | 25006 | the database takes no changes for now, or another server does | `Unavailable` |
 //! | 53xxx | disk, memory or connections are used up for now | `Unavailable` |
 //! | 57014 | the statement was cancelled, or its time was up | `Unavailable` |
-//! | 08xxx, 57Pxx, none | the session has ended | `Unavailable` for what was certainly not changed, else `Database` |
+//! | 08xxx, 57Pxx, none | the session has ended | `Unavailable` if the statement cannot have changed a row, else `Database` |
 //! | all others | | `Database` |
 //!
-//! Knows nothing of sessions or of the statuses of answers.
+//! Knows nothing of pools, and nothing of the HTTP statuses of answers.
 
 use crate::error::{Error, StartError};
 use postgres::error::{DbError, Severity};
 use std::{io, iter};
 
-/// The consequence of a failed statement for its session, which decides if the statement may be executed again.
-/// Unless the session is [broken](Consequence::Broken), the statement has changed no row.
+/// The state of a session after a failed statement. The state decides whether the statement may be executed again:
+/// unless the session is [broken](SessionState::Broken), the statement has changed no row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Consequence {
+pub(super) enum SessionState {
     /// The server has ended the session.
     Broken,
-    /// The prepared statement no longer fits the tables. A new session can prepare the statement.
-    Outdated,
-    /// The prepared statement is missing, or its name is taken, because a pooler has lent the session to another client.
-    Lent,
-    /// This server takes no changes, as a standby does.
+    /// The prepared statement does not fit the tables any more. A new session can prepare it again.
+    OutdatedStatement,
+    /// The prepared statement is lost, or another one has its name, because a pooler has lent the session to another
+    /// client.
+    Pooled,
+    /// The server takes no changes, as a standby does.
     ReadOnly,
-    /// The reason of the error is the statement, not the session.
-    Statement,
+    /// The session is as good as before: the error is about the statement alone.
+    Usable,
 }
 
-impl Consequence {
-    pub(super) fn from_error(error: &postgres::Error) -> Consequence {
-        let Some(error) = error.as_db_error() else { return Consequence::Statement };
-        // Compares the routine, because a plan that does not fit has SQLSTATE 0A000, as many other refusals have.
+impl SessionState {
+    pub(super) fn from_error(error: &postgres::Error) -> SessionState {
+        let Some(error) = error.as_db_error() else { return SessionState::Usable };
+        // Compares the name of the server's routine, because an outdated plan has SQLSTATE 0A000, as many other errors
+        // have.
         if error.routine() == Some("RevalidateCachedQuery") {
-            return Consequence::Outdated;
+            return SessionState::OutdatedStatement;
         }
         match error.code().code() {
             _ if matches!(error.parsed_severity(), Some(Severity::Fatal | Severity::Panic)) => {
-                Consequence::Broken
+                SessionState::Broken
             }
             // Poolers report the end of a session as an ERROR, too.
-            code if code.starts_with("08") || code.starts_with("57P") => Consequence::Broken,
-            "26000" | "42P05" => Consequence::Lent,
-            "25006" => Consequence::ReadOnly,
-            _ => Consequence::Statement,
+            code if code.starts_with("08") || code.starts_with("57P") => SessionState::Broken,
+            "26000" | "42P05" => SessionState::Pooled,
+            "25006" => SessionState::ReadOnly,
+            _ => SessionState::Usable,
         }
     }
 }
 
-/// The reason why a statement has no rows, or a command no answer.
+/// The reason why a statement has returned no rows, or a command has no answer.
 #[derive(Debug, Clone)]
 pub enum Failure {
-    /// A lock was not granted, a concurrent transaction was preferred, or checks of other passwords are in flight. Nothing was
-    /// changed, and a retry may succeed.
+    /// A lock was not granted, a concurrent transaction has changed the row first, or other passwords for the same user
+    /// are being verified. Nothing was changed, and a retry may succeed.
     Contended,
-    /// The statement or the command failed for good: the client gets the error, and no retry follows.
+    /// The statement or the command failed for good: the client gets this error, and no retry follows.
     Error(Error),
 }
 
@@ -70,9 +72,9 @@ impl Failure {
 
     /// Returns the error that the client gets if no retry follows.
     pub(crate) fn into_error(self) -> Error {
-        const BLOCKED: &str = "locks, or checks of other passwords, blocked a request for too long";
+        const BLOCKED_MESSAGE: &str = "locks, or checks of other passwords, blocked a request for too long";
         match self {
-            Failure::Contended => Error::Unavailable(BLOCKED.into()),
+            Failure::Contended => Error::Unavailable(BLOCKED_MESSAGE.into()),
             Failure::Error(error) => error,
         }
     }
@@ -84,7 +86,7 @@ impl<E: Into<Error>> From<E> for Failure {
     }
 }
 
-/// Returns the condition that the client is told if the statement with the text `sql` has failed.
+/// Returns the error that the client gets if the statement with the text `sql` has failed.
 fn error_for_client(sql: &'static str, error: &postgres::Error) -> Error {
     match sqlstate(error) {
         "23505" => {
@@ -107,7 +109,7 @@ fn error_for_client(sql: &'static str, error: &postgres::Error) -> Error {
     }
 }
 
-/// Converts the error of a row that cannot be read.
+/// Converts an error of reading a row. It names no statement, because the statement has succeeded.
 impl From<postgres::Error> for Error {
     fn from(error: postgres::Error) -> Error {
         error_for_client("", &error)
@@ -120,8 +122,9 @@ impl From<postgres::Error> for StartError {
     }
 }
 
-/// Returns whether the database may accept some rows of a refused statement if it gets them without the other rows. This is so for each
-/// error but those of the connection and of the server (SQLSTATE classes 08, 57, 58 and XX), because triggers raise errors of any class.
+/// Returns whether the database may accept some rows of a refused statement if it gets them without the other rows.
+/// Returns true for errors of all SQLSTATE classes except those of the connection and the server (08, 57, 58 and XX),
+/// because triggers raise errors of any class.
 pub(crate) fn is_caused_by_rows(failure: &Failure) -> bool {
     match failure {
         Failure::Error(Error::AlreadyExists) => true,
@@ -132,7 +135,7 @@ pub(crate) fn is_caused_by_rows(failure: &Failure) -> bool {
     }
 }
 
-/// Returns whether the database has refused a read for a value of a row or a parameter (SQLSTATE class 22).
+/// Returns whether a read has failed because of the value of a row or a parameter (SQLSTATE class 22).
 pub(crate) fn is_caused_by_value(error: &Error) -> bool {
     matches!(error, Error::Database { code, .. } if code.starts_with("22"))
 }
@@ -152,26 +155,27 @@ pub(crate) fn none_if_untranslatable<T: Default>(
     }
 }
 
-/// Returns whether the server will refuse every further connect: for wrong credentials (SQLSTATE class 28), for a missing database
-/// (3D), or because the client library does not accept the server's way to prove the password.
+/// Returns whether every further connect will fail: for wrong credentials (SQLSTATE class 28), for a missing database
+/// (3D), or because the client library does not support the server's way to authenticate.
 pub(super) fn is_final_refusal(error: &postgres::Error) -> bool {
     let code = sqlstate(error);
     code.starts_with("28") || code.starts_with("3D") || is_refused_by_client(error)
 }
 
 /// Returns whether the server may have refused a connection for lack of TLS (SQLSTATE 28000, and 08P01 from a pooler).
-pub(super) fn asks_for_tls(error: &postgres::Error) -> bool {
+pub(super) fn may_require_tls(error: &postgres::Error) -> bool {
     matches!(sqlstate(error), "28000" | "08P01")
 }
 
-/// Returns whether the client library refuses to prove the password as the server asks, for example with too many iterations of
-/// SCRAM.
+/// Returns whether the client library refuses to authenticate as the server asks, for example because of too many
+/// iterations of SCRAM.
 pub(super) fn is_refused_by_client(error: &postgres::Error) -> bool {
     io_error_kind(error) == Some(io::ErrorKind::InvalidInput)
 }
 
-/// Returns whether a connect has met a program, but no session: TLS failed, or the program is no database.
-pub(super) fn is_no_database(error: &postgres::Error) -> bool {
+/// Returns whether a connect has reached a program, but has opened no session: TLS failed, or the program is no
+/// database.
+pub(super) fn reached_no_database(error: &postgres::Error) -> bool {
     sqlstate(error).is_empty() && matches!(io_error_kind(error), None | Some(io::ErrorKind::InvalidData))
 }
 
@@ -191,12 +195,13 @@ pub fn violated_constraint(error: &postgres::Error) -> Option<&str> {
     error.as_db_error().filter(|error| error.code().code() == "23505")?.constraint()
 }
 
-/// Returns whether a statement has met a lock or a concurrent transaction.
+/// Returns whether a statement has failed because of a lock or a concurrent transaction, so that a retry may succeed.
 pub fn is_contended(error: &postgres::Error) -> bool {
     matches!(sqlstate(error), "55P03" | "40P01" | "40001")
 }
 
-/// Returns whether a statement that has failed may succeed later: after a lock, a concurrent transaction or a cancellation.
+/// Returns whether a failed statement may succeed later: it has failed because of a lock, a concurrent transaction or a
+/// cancellation.
 #[cfg(feature = "command")]
 pub fn is_transient(error: &postgres::Error) -> bool {
     is_contended(error) || sqlstate(error) == "57014"
@@ -208,13 +213,13 @@ pub fn is_read_only(error: &postgres::Error) -> bool {
     sqlstate(error) == "25006"
 }
 
-/// Returns whether the role lacks a right that a statement needs (SQLSTATE 42501). A right that a function in the statement lacks
-/// does not count.
+/// Returns whether the role lacks a right that a statement needs (SQLSTATE 42501). Returns false if a function that the
+/// statement calls lacks the right.
 pub fn is_denied(error: &postgres::Error) -> bool {
     sqlstate(error) == "42501" && error.as_db_error().is_some_and(|error| error.where_().is_none())
 }
 
-/// Returns whether a table of an `on conflict` lacks the unique index that the clause needs (SQLSTATE 42P10).
+/// Returns whether `on conflict` names columns for which the table has no unique index (SQLSTATE 42P10).
 #[cfg(feature = "command")]
 pub fn lacks_unique_index(error: &postgres::Error) -> bool {
     sqlstate(error) == "42P10"
@@ -238,7 +243,8 @@ pub fn explain(error: &(dyn std::error::Error + 'static)) -> String {
     for cause in iter::successors(Some(error), |cause| cause.source()) {
         let text = match cause.downcast_ref::<DbError>() {
             Some(db) => format!("{}: {} ({})", db.severity(), db.message(), db.code().code()),
-            // Skips an error of the client library that only repeats the server's message: the next cause has it.
+            // Skips an error of the client library that only repeats the server's message, because the next cause is
+            // that message.
             None if cause.downcast_ref::<postgres::Error>().is_some_and(|e| e.as_db_error().is_some()) => {
                 continue;
             }
@@ -251,7 +257,7 @@ pub fn explain(error: &(dyn std::error::Error + 'static)) -> String {
     line.replace(['\n', '\r'], " ")
 }
 
-/// Returns the SQLSTATE of an error, or an empty text if the server has not sent the error.
+/// Returns the SQLSTATE of an error, or an empty text if the error is not from the server.
 fn sqlstate(error: &postgres::Error) -> &str {
     error.code().map(postgres::error::SqlState::code).unwrap_or_default()
 }

@@ -1,6 +1,7 @@
-//! Parses the address of a database, which is a URL, `keyword=value` pairs or single settings, into a `postgres::Config` and the
-//! settings of TLS. The `postgres` crate parses the values. This file accepts or refuses each name, and translates the names that
-//! libpq writes differently. Opens no connection. No error, warning or log line repeats a value or an unknown name.
+//! Parses the settings that name a database, which are a URL, `keyword=value` pairs or single settings, into a
+//! `postgres::Config` and TLS settings. The `postgres` crate parses the values. This file accepts or refuses each
+//! parameter by its name, and translates the names that libpq writes differently. Opens no connection. No error,
+//! warning or log line repeats a value or an unknown name, because it may be a part of a password.
 
 use super::tls::{TlsSettings, Verification};
 use crate::config::{Config, Database, nearest};
@@ -9,13 +10,14 @@ use crate::http::percent_decode;
 use postgres::config::{Host, SslMode};
 use std::{borrow::Cow, collections::HashMap, error::Error, fmt, path::Path};
 
-/// The parameters that have an effect. The `postgres` crate knows those of the first lines, and this file those of the last line.
+/// The parameters of a connection string that have an effect. The `postgres` crate knows those of the first two rows,
+/// and this file those of the last row.
 const KNOWN_PARAMETERS: &str = "user password dbname host hostaddr port options application_name connect_timeout \
      keepalives keepalives_idle keepalives_interval keepalives_retries target_session_attrs channel_binding sslnegotiation \
      sslmode sslrootcert sslcert sslkey tcp_user_timeout keepalives_count fallback_application_name";
 
-/// The parameters that have no effect and are accepted with a warning. Most of them belong to other clients. A parameter that is in
-/// neither list ends the start.
+/// The parameters of a connection string that have no effect and are accepted with a warning. Most of them belong to
+/// other clients. A parameter that is neither here nor in `KNOWN_PARAMETERS` ends the start.
 const IGNORED_PARAMETERS: &str = "schema currentSchema search_path schema_search_path connection_limit pool_size \
      pool_max_conns max_connections pool_min_conns pool_timeout checkout_timeout socket_timeout pgbouncer \
      prepareThreshold prepared_statements statement_cache_size prepared_statement_cache_size sslaccept client_encoding \
@@ -26,29 +28,31 @@ const IGNORED_PARAMETERS: &str = "schema currentSchema search_path schema_search
 const BAD_PERCENT_ENCODING: &str =
     "'%' is not followed by two hexadecimal digits, or encodes no UTF-8: write %25 for '%'";
 
-/// Ignored parameters, each with a value that ends the start, because the value asks for more safety than userd has.
+/// Ignored parameters, each with a value that ends the start instead, because it asks for more safety than userd has.
 const REFUSED_VALUES: [(&str, &str); 3] =
     [("gssencmode", "require"), ("sslcertmode", "require"), ("ssl_min_protocol_version", "TLSv1.3")];
 
-/// Parameters in their order, with repetitions.
+/// Names and values of parameters in their order. A name may be repeated.
 type ParamList = Vec<(String, String)>;
 
 /// The values of parameters by name.
 type ParamMap = HashMap<String, String>;
 
-/// Returns whether a list of names, separated by white space, has this name.
+/// Returns whether `list`, which separates names by white space, has the name `name`.
 fn is_listed(name: &str, list: &str) -> bool {
     list.split_ascii_whitespace().any(|listed| listed == name)
 }
 
-/// The database to connect to. `Display` writes hosts, database, user and TLS for the log. Neither it nor `Debug` shows the password.
+/// The database to connect to, as the settings name it. `Display` writes hosts, database, user and TLS for the log.
+/// Neither `Display` nor `Debug` shows the password.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// The settings of the client library for each host. The files of certificates are in `tls`.
+    /// The settings of the client library for each host. The files of certificates are in `tls`, because the client
+    /// library does not know them.
     pub hosts: Vec<postgres::Config>,
     /// The settings of TLS. They have no effect if no host uses TLS.
     pub tls: TlsSettings,
-    /// A line for each parameter that has no effect.
+    /// A warning for each parameter that has no effect.
     pub warnings: Vec<String>,
 }
 
@@ -66,11 +70,11 @@ impl Target {
             Database::Parts { host, port, name, user, password, ssl } => {
                 let mode = if *ssl { "verify-full" } else { "disable" };
                 let (port, password) = (port.to_string(), password.expose());
-                let pairs = [("host", unwrap_text(host)), ("port", &port), ("dbname", name), ("user", user)];
+                let pairs = [("host", trim_value(host)), ("port", &port), ("dbname", name), ("user", user)];
                 let pairs = pairs.into_iter().chain([("password", password), ("sslmode", mode)]);
                 let pairs = pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
                 let mut target = Target::from_pairs(pairs, 0, os_user).map_err(wrong("DB_HOST"))?;
-                target.tls.roots = config.db_ssl_ca.clone();
+                target.tls.root_file = config.db_ssl_ca.clone();
                 target
             }
         };
@@ -89,10 +93,10 @@ impl Target {
     /// Parses a URL or `keyword=value` pairs as libpq does. If they name no user, the user is `os_user`; if they name no database, it
     /// has the user's name. An error names the parameter.
     pub fn parse(text: &str, os_user: Option<&str>) -> Result<Target, String> {
-        let text = unwrap_text(text);
+        let text = trim_value(text);
         let (scheme, url) = text.split_once("://").unwrap_or_default();
         if scheme.is_empty() || scheme.contains('=') {
-            return Target::from_pairs(keyword_pairs(text)?, 0, os_user);
+            return Target::from_pairs(parse_keyword_pairs(text)?, 0, os_user);
         }
         if !["postgres", "postgresql"].contains(&scheme) {
             return Err("a URL must start with postgres:// or postgresql://".to_owned());
@@ -107,7 +111,7 @@ impl Target {
         let (hosts, database) = base.split_once('/').unwrap_or((base, ""));
         let credentials = url[..end].strip_suffix('@').unwrap_or_default();
         let (user, password) = credentials.split_once(':').unwrap_or((credentials, ""));
-        let hosts = hosts.split(',').map(host_and_port).collect::<Result<Vec<_>, _>>()?;
+        let hosts = hosts.split(',').map(split_host_and_port).collect::<Result<Vec<_>, _>>()?;
         let (names, ports): (Vec<&str>, Vec<&str>) = hosts.into_iter().unzip();
         let ports = if ports.iter().all(|port| port.is_empty()) { String::new() } else { ports.join(",") };
         let (names, base) = (names.join(","), [("user", user), ("password", password), ("dbname", database)]);
@@ -123,16 +127,16 @@ impl Target {
         Target::from_pairs(pairs.collect::<Result<_, _>>()?, 5, os_user)
     }
 
-    /// Returns the database that parameters name. An error gives the number of a parameter, which does not count the first `uncounted`
-    /// pairs: these are the parts of a URL before its '?'.
-    fn from_pairs(pairs: ParamList, uncounted: usize, os_user: Option<&str>) -> Result<Target, String> {
-        let (mut values, warnings) = accept_parameters(pairs, uncounted)?;
-        // Drops empty values, as libpq does. Keeps an empty value of the parameters below, which take only certain
-        // words, so that the value is refused later.
+    /// Returns the database that the parameters `pairs` name. An error tells a parameter by its number instead of its
+    /// name. The first `unnumbered` pairs are the parts of a URL before its '?', and have no number.
+    fn from_pairs(pairs: ParamList, unnumbered: usize, os_user: Option<&str>) -> Result<Target, String> {
+        let (mut values, warnings) = accept_parameters(pairs, unnumbered)?;
+        // Drops empty values, as libpq does. Keeps the empty values of parameters that take only certain words, so that
+        // these values are refused below.
         let words = "sslmode channel_binding target_session_attrs sslnegotiation";
         values.retain(|name, value| !value.is_empty() || is_listed(name, words));
-        let (mode, tls) = tls_settings(&mut values)?;
-        // Rounds up to seconds, which the `postgres` crate takes.
+        let (mode, tls) = take_tls_settings(&mut values)?;
+        // Rounds up to whole seconds, because the `postgres` crate takes no milliseconds.
         let milliseconds = values.get("tcp_user_timeout").map_or(Ok(10_000), |text| text.parse::<u32>());
         let milliseconds = milliseconds.map_err(|_| "tcp_user_timeout is not a number of milliseconds")?;
         values.insert("tcp_user_timeout".to_owned(), milliseconds.div_ceil(1000).to_string());
@@ -144,7 +148,7 @@ impl Target {
             values.entry(name.to_owned()).or_insert(value);
         }
         if !values.contains_key("host") {
-            let host = values.get("hostaddr").map_or(socket_directory(), String::as_str).to_owned();
+            let host = values.get("hostaddr").map_or(default_socket_dir(), String::as_str).to_owned();
             values.insert("host".to_owned(), host);
         }
         let user = values.get("user").map(String::as_str).or(os_user).ok_or("it names no user")?.to_owned();
@@ -170,12 +174,13 @@ impl Target {
     }
 }
 
-/// Returns the parameters that have an effect, and a warning for each one that has none. If a name is repeated, its last value counts.
-/// Fails at a parameter that is in neither list, and at a value that may hold a password which the log would show.
-fn accept_parameters(pairs: ParamList, uncounted: usize) -> Result<(ParamMap, Vec<String>), String> {
+/// Returns the parameters that have an effect, and a warning for each parameter without effect. If a name is repeated,
+/// its last value counts. Fails at an unknown parameter, and at a value that the log would show and that may hold a
+/// password.
+fn accept_parameters(pairs: ParamList, unnumbered: usize) -> Result<(ParamMap, Vec<String>), String> {
     let (mut values, mut warnings) = (ParamMap::new(), Vec::new());
     for (at, (name, value)) in pairs.into_iter().enumerate() {
-        let number = (at + 1).saturating_sub(uncounted);
+        let number = (at + 1).saturating_sub(unnumbered);
         if value.contains('\0') {
             return Err("a value holds NUL".to_owned());
         }
@@ -189,14 +194,14 @@ fn accept_parameters(pairs: ParamList, uncounted: usize) -> Result<(ParamMap, Ve
         } else if is_listed(&name, IGNORED_PARAMETERS) && !REFUSED_VALUES.contains(&(&*name, &*value)) {
             warnings.push(format!("{name} has no effect"));
         } else {
-            // Does not show the name, because it may be a part of a password.
+            // Does not show the unknown name, because it may be a part of a password.
             let meant = nearest(&name.to_ascii_lowercase(), KNOWN_PARAMETERS.split_ascii_whitespace());
             let hint = meant.map(|meant| format!(" (did you mean {meant}?)")).unwrap_or_default();
             return Err(format!("parameter {number} is unknown or not supported{hint}"));
         }
     }
-    // Refuses values that may hold a password, because the log shows hosts, users and databases. Some programs
-    // separate parameters by `;`, so that a value here would hold the parameters after it.
+    // Refuses hosts, users and databases that may hold a password, because the log shows them. Some programs separate
+    // parameters by `;`, so that a value here would hold the parameters after it.
     let mut shown = values.iter().filter(|(name, _)| is_listed(name, "host user dbname"));
     if shown.any(|(_, value)| value.contains('=') || value.contains("://")) {
         let way = "separate parameters by spaces, in a URL by '&'";
@@ -205,8 +210,8 @@ fn accept_parameters(pairs: ParamList, uncounted: usize) -> Result<(ParamMap, Ve
     Ok((values, warnings))
 }
 
-/// Splits a host of a URL from its port. An IPv6 address is in brackets, because it has colons of its own.
-fn host_and_port(text: &str) -> Result<(&str, &str), &'static str> {
+/// Splits the text of a URL into a host and a port. An IPv6 address is in brackets, because it has colons of its own.
+fn split_host_and_port(text: &str) -> Result<(&str, &str), &'static str> {
     let Some(bracketed) = text.strip_prefix('[') else {
         return Ok(text.split_once(':').unwrap_or((text, "")));
     };
@@ -218,16 +223,16 @@ fn host_and_port(text: &str) -> Result<(&str, &str), &'static str> {
     }
 }
 
-/// Removes what files and environments add to a connection string or a host: white space, a byte order mark, the name of the variable,
-/// and quotes around the whole, which `docker run --env-file` keeps.
-fn unwrap_text(text: &str) -> &str {
+/// Removes what files and environments add to a connection string or a host: white space, a byte order mark,
+/// `DATABASE_URL=`, and the quotes around the whole, which `docker run --env-file` keeps.
+fn trim_value(text: &str) -> &str {
     let text = text.trim_matches(|c: char| c.is_whitespace() || c == '\u{feff}');
     let text = text.strip_prefix("DATABASE_URL=").unwrap_or(text);
     let unquoted = ['"', '\''].iter().find_map(|quote| text.strip_prefix(*quote)?.strip_suffix(*quote));
     unquoted.map_or(text, str::trim)
 }
 
-/// Parameters that have a default here: the name in the `postgres` crate, the name in libpq, and the default.
+/// Parameters for which userd has a default: the name in the `postgres` crate, the name in libpq, and the default.
 const PARAMETER_DEFAULTS: [(&str, &str, &str); 4] = [
     ("application_name", "fallback_application_name", "userd"),
     ("keepalives_idle", "keepalives_idle", "5"),
@@ -235,16 +240,17 @@ const PARAMETER_DEFAULTS: [(&str, &str, &str); 4] = [
     ("keepalives_retries", "keepalives_count", "3"),
 ];
 
-/// Returns whether TCP connections use TLS, and the settings of TLS.
-fn tls_settings(values: &mut ParamMap) -> Result<(SslMode, TlsSettings), String> {
+/// Takes the parameters of TLS out of `values`. Returns whether TCP connections use TLS, and the TLS settings.
+fn take_tls_settings(values: &mut ParamMap) -> Result<(SslMode, TlsSettings), String> {
     let roots = values.remove("sslrootcert");
     let is_system = roots.as_deref() == Some("system");
     let default = if is_system { "verify-full" } else { "prefer" };
     let mode = values.remove("sslmode").unwrap_or_else(|| default.to_owned());
     let roots = roots.filter(|_| !is_system);
-    let (mode, verify) = match (&*mode, roots.is_some()) {
+    let (mode, verification) = match (&*mode, roots.is_some()) {
         ("no-verify", _) => return Err("sslmode is no-verify: write sslmode=require".to_owned()),
-        // Certificates of the system need `verify-full`, because public authorities sign certificates for any host.
+        // Refuses to use the system's certificates without `verify-full`, because public authorities sign certificates
+        // for any host.
         (other, _) if is_system && other != "verify-full" => {
             return Err("sslrootcert=system needs sslmode=verify-full".to_owned());
         }
@@ -261,22 +267,23 @@ fn tls_settings(values: &mut ParamMap) -> Result<(SslMode, TlsSettings), String>
             return Err(format!("sslmode is not one of {modes}"));
         }
     };
-    let client = match (values.remove("sslcert"), values.remove("sslkey")) {
+    let client_files = match (values.remove("sslcert"), values.remove("sslkey")) {
         (Some(certificate), Some(key)) => Some((certificate.into(), key.into())),
         (None, None) => None,
         _ => return Err("sslcert and sslkey need each other".to_owned()),
     };
-    Ok((mode, TlsSettings { verify, roots: roots.map(Into::into), client }))
+    Ok((mode, TlsSettings { verification, root_file: roots.map(Into::into), client_files }))
 }
 
-/// Returns the settings of the client library for the host with the index `at` in the lists of hosts, addresses and ports.
+/// Returns the settings of the client library for one host: `at` is its index in the lists of hosts, addresses and
+/// ports.
 fn postgres_config(values: &ParamMap, at: usize) -> Result<postgres::Config, String> {
     let pair = |(name, value): (&String, &String)| {
         let is_list = is_listed(name, "host hostaddr port");
         let value = value.split(',').nth(at).filter(|_| is_list).unwrap_or(value);
         format!("{name}='{}' ", value.replace('\\', r"\\").replace('\'', r"\'"))
     };
-    // The source of the crate's error names the parameter, but not its value.
+    // Takes the source of the crate's error, because the source names the parameter, but not its value.
     let line = |error: postgres::Error| error.source().map_or_else(|| error.to_string(), ToString::to_string);
     let config = values.iter().map(pair).collect::<String>().parse::<postgres::Config>().map_err(line)?;
     match config.get_hosts() {
@@ -288,7 +295,7 @@ fn postgres_config(values: &ParamMap, at: usize) -> Result<postgres::Config, Str
 }
 
 /// Splits text such as `name = value name='quoted value'` into pairs. A backslash takes the next character literally.
-fn keyword_pairs(text: &str) -> Result<ParamList, String> {
+fn parse_keyword_pairs(text: &str) -> Result<ParamList, String> {
     let (mut pairs, mut rest) = (Vec::new(), text);
     while !rest.is_empty() {
         let (name, after) = rest
@@ -314,8 +321,9 @@ fn keyword_pairs(text: &str) -> Result<ParamList, String> {
     Ok(pairs)
 }
 
-/// Returns the directory in which libpq looks for a Unix socket if no host is named: Debian's if there is one, else PostgreSQL's own.
-fn socket_directory() -> &'static str {
+/// Returns the directory of the Unix socket if the settings name no host, as libpq does: Debian's directory if there is
+/// one, else PostgreSQL's own.
+fn default_socket_dir() -> &'static str {
     let directory = "/var/run/postgresql";
     if Path::new(directory).is_dir() { directory } else { "/tmp" }
 }
@@ -334,7 +342,7 @@ impl fmt::Display for Target {
             write!(f, "{}{}:{port}", if at > 0 { ", " } else { "" }, name.escape_debug())?;
         }
         let mut modes = self.hosts.iter().map(postgres::Config::get_ssl_mode);
-        f.write_str(match (modes.find(|mode| *mode != SslMode::Disable), self.tls.verify) {
+        f.write_str(match (modes.find(|mode| *mode != SslMode::Disable), self.tls.verification) {
             (None, _) => ", no TLS",
             (_, Verification::ChainAndName) => ", TLS verified",
             (Some(SslMode::Prefer), _) => ", TLS if the server has it",
@@ -516,7 +524,7 @@ mod tests {
             postgres://u@h/d?options=-c%20a=b      | ! P
         "#,
         );
-        let default = format!("database \"me\" as user \"me\" on {}:5432, no TLS", socket_directory());
+        let default = format!("database \"me\" as user \"me\" on {}:5432, no TLS", default_socket_dir());
         for text in ["", "postgres://", "postgresql:///?sslmode=require", "host='' user=", " \n"] {
             assert_eq!(shown(text), default, "{text}");
         }
@@ -532,7 +540,7 @@ mod tests {
     #[cfg(feature = "tls")]
     #[test]
     fn modes_of_tls() {
-        for (text, mode, verify, roots) in [
+        for (text, mode, verification, roots) in [
             ("", SslMode::Prefer, Verification::Nothing, None),
             ("sslmode=disable", SslMode::Disable, Verification::Nothing, None),
             ("sslmode=allow", SslMode::Prefer, Verification::Nothing, None),
@@ -554,11 +562,12 @@ mod tests {
         ] {
             let target = Target::parse(&format!("host=h {text}"), Some("u")).unwrap();
             assert_eq!(target.hosts[0].get_ssl_mode(), mode, "{text}");
-            let tls = TlsSettings { verify, roots: roots.map(Into::into), client: None };
+            let root_file = roots.map(Into::into);
+            let tls = TlsSettings { verification, root_file, client_files: None };
             assert_eq!(target.tls, tls, "{text}");
         }
         let target = Target::parse("postgres://h?sslcert=%2Fc&sslkey=/k", Some("u")).unwrap();
-        assert_eq!(target.tls.client, Some(("/c".into(), "/k".into())));
+        assert_eq!(target.tls.client_files, Some(("/c".into(), "/k".into())));
         assert_rows("
             host=h sslmode=on                      | ! sslmode is not one of disable, allow, prefer, require, verify-ca or verify-full
             host=h sslmode=no-verify               | ! sslmode is no-verify: write sslmode=require
@@ -660,7 +669,7 @@ mod tests {
         let line = "! DB_SSL_CA: a file of certificates to trust is given, but TLS is off";
         assert_eq!(shown("h", false, Some("/ca")), line);
         let target = target("h", true, Some("/ca")).unwrap();
-        assert_eq!(target.tls.roots.as_deref(), Some(Path::new("/ca")));
+        assert_eq!(target.tls.root_file.as_deref(), Some(Path::new("/ca")));
         assert_eq!(target.hosts[0].get_ssl_mode(), SslMode::Require);
         assert_eq!(target.hosts[0].get_password(), Some(&b"secret"[..]));
     }

@@ -4,7 +4,7 @@
 use super::databases::ScratchDatabase;
 use super::{Refusal, requests::Interceptor};
 use crate::config::Config;
-use crate::db::{WRITTEN, blocking::outside_of_runtimes, explain};
+use crate::db::{WRITTEN_TABLES, blocking::outside_of_runtimes, explain};
 use crate::error::StartError;
 use crate::http::Request;
 use crate::server::{self, BoundServer, Server, Treatment};
@@ -58,7 +58,7 @@ impl RunningService {
         }
         let (mut saved, state) = (self.saved_schemas.lock(), state_schema(name));
         let copy = |table| format!("create table {state}.{table} as table {table};");
-        let copies: String = WRITTEN.iter().map(copy).collect();
+        let copies: String = WRITTEN_TABLES.iter().map(copy).collect();
         let save = format!(
             "set transaction isolation level repeatable read; drop schema if exists {state} cascade; \
              create schema {state}; {copies} \
@@ -73,9 +73,9 @@ impl RunningService {
     /// restores the state at the start, which is empty if none was saved, and removes the journal of requests, too.
     pub fn restore(&self, name: Option<&str>, deadline: Instant) -> Result<(), Refusal> {
         let (saved, state) = (self.saved_schemas.lock(), state_schema(name));
-        let mut restore = format!("truncate {} restart identity", WRITTEN.join(", "));
+        let mut restore = format!("truncate {} restart identity", WRITTEN_TABLES.join(", "));
         if saved.contains(&state) {
-            for table in WRITTEN {
+            for table in WRITTEN_TABLES {
                 restore += &format!("; insert into {table} overriding system value table {state}.{table}");
             }
             restore +=

@@ -8,7 +8,7 @@ use super::rules::{Candidate, Record, Rules, member_at};
 use super::{Format, Mapping, TransferError};
 use crate::config::Config;
 use crate::db::{
-    bulk::{self, Removal, TakenLine},
+    bulk::{self, Duplicate, Duplicates},
     explain,
     migrate::connect_migrated,
 };
@@ -141,22 +141,22 @@ pub fn import(
         return Err(unreadable(format!("no user has {path}, which --map names")));
     }
     imported.unit = unit;
-    let removed = bulk::remove_taken(&mut transaction, import.skip_existing, Imported::MAX_PROBLEMS as i64)?;
-    let Removal { existing, taken, first_taken } = removed;
-    imported.existing = existing;
-    imported.refused += taken - first_taken.len() as u64;
-    for TakenLine { line, earlier, is_id } in first_taken {
-        let field = if is_id { "/id" } else { "/email" };
-        let user = earlier.map(|earlier| format!("{} {earlier}, too", imported.unit));
+    let removed = bulk::deduplicate(&mut transaction, import.skip_existing, Imported::MAX_PROBLEMS as i64)?;
+    let Duplicates { skipped, refused, first_refused } = removed;
+    imported.existing = skipped;
+    imported.refused += refused - first_refused.len() as u64;
+    for Duplicate { line, earlier_line, repeats_id } in first_refused {
+        let field = if repeats_id { "/id" } else { "/email" };
+        let user = earlier_line.map(|earlier| format!("{} {earlier}, too", imported.unit));
         let user = user.unwrap_or_else(|| "a user in the database".to_owned());
         imported.refuse(line, format!("{field} is that of {user}"));
     }
-    imported.users -= existing + taken;
+    imported.users -= skipped + refused;
     if import.dry_run || (imported.refused > 0 && !import.skip_invalid) {
         return Ok(imported);
     }
     // Counts what the database has stored, because a trigger may leave users out.
-    imported.users = bulk::store_staged(&mut transaction, import.keep_ids)?;
+    imported.users = bulk::store_staged_users(&mut transaction, import.keep_ids)?;
     before_commit();
     transaction.commit().map_err(|error| TransferError::Uncertain(explain(&error)))?;
     Ok(imported)

@@ -187,7 +187,7 @@ impl Rules<'_> {
             Some(clear) => Some(self.hasher.hash(&clear).map_err(|error| error.to_string())?),
             None => hash,
         };
-        let user = StagedUser { line: record.number, id, hash, created_at, updated_at, new };
+        let user = StagedUser { line: record.number, id, hash, created_at, updated_at, user: new };
         Ok(Candidate { user, left_out })
     }
 

@@ -1,14 +1,15 @@
-//! Opens sessions of the database by the settings. TCP notices within seconds that a server is gone. If a server is stopped
-//! and its kernel still answers, a connect is given up, and an open session waits until the server goes on or ends.
+//! Opens database sessions as the settings say. If a server is gone, TCP keepalives end its sessions within seconds. If
+//! a server process is suspended and its kernel still answers, a connect is given up after a time limit, and an open
+//! session waits until the process goes on or ends.
 //!
-//! There is a file for each thing that a connect has to know: `bounded` (how long it may take, and which hosts did not answer),
-//! `password`, and `pooler` (whether sessions keep settings). `start` has the first session of a start.
+//! `time_limit` connects to one host within a time limit, `password` reads the password, `pooler` finds out whether a
+//! pooler lends its sessions, and `start` connects with retries.
 #![cfg_attr(not(feature = "tls"), allow(clippy::clone_on_copy, reason = "without TLS, a connector is empty"))]
 
-mod bounded;
 mod password;
 mod pooler;
 mod start;
+mod time_limit;
 
 use super::session::Session;
 use super::sqlstate::explain;
@@ -16,39 +17,40 @@ use super::target::Target;
 use super::tls::{self, Connector};
 use crate::config::Config;
 use crate::error::StartError;
-use bounded::{MAX_CONNECT_TIME, UnansweredConnects};
 use parking_lot::Mutex;
 use password::Password;
-pub use pooler::{POOLER_LENDS_SESSIONS, Sessions};
+pub use pooler::{POOLER_LENDS_SESSIONS, TransactionPooling};
 use postgres::Client;
 use postgres::config::TargetSessionAttrs;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
+use time_limit::{MAX_CONNECT_TIME, UnansweredConnects};
 
-/// The servers that a connection string names, and what a connect to them needs.
+/// The database servers that the settings name, and all that is needed to connect to them.
 pub struct DbHosts {
-    /// The connection string.
+    /// The parsed connection string.
     pub target: Target,
-    /// The counter of epochs: sessions that were opened in an earlier epoch are not used any more.
+    /// The current epoch. Sessions that were opened in an earlier epoch are not used any more.
     pub epoch: Epoch,
     tls: Connector,
     config: Config,
     password: Password,
-    /// Says whether a pooler lends the sessions, as far as this process has found out.
-    sessions: Mutex<Sessions>,
-    /// The statement that has sessions use the schema of the tables. Empty until a start has found the schema.
-    search_path: OnceLock<String>,
-    /// The connects that were not answered, for each host of `target`.
+    /// Tells whether a pooler lends its sessions for one transaction each, as far as this process knows.
+    pooling: Mutex<TransactionPooling>,
+    /// The statement that sets the search_path of a new session to the schema of the tables. Not set until the start
+    /// has found this schema.
+    set_search_path: OnceLock<String>,
+    /// The connects that were given up, for each host of `target`.
     unanswered: Vec<UnansweredConnects>,
-    /// The time of the last look for a server that takes changes.
+    /// The time of the last search for a server that takes changes.
     last_primary_check: Mutex<Option<Instant>>,
 }
 
 impl DbHosts {
-    /// Returns the servers that the settings name. Connects to none. Fails if a setting, or a file that the settings of TLS name,
-    /// cannot be used.
+    /// Returns the servers that the settings name, without connecting. Fails if a setting, or a file that the TLS
+    /// settings name, cannot be used.
     pub fn new(config: &Config) -> Result<Arc<DbHosts>, StartError> {
         config.check()?;
         let target = Target::new(config)?;
@@ -63,44 +65,45 @@ impl DbHosts {
             tls,
             config: config.clone(),
             password: Password::new(config, &target),
-            sessions: Mutex::new(Sessions::from_config(config)),
-            search_path: OnceLock::new(),
+            pooling: Mutex::new(TransactionPooling::from_config(config)),
+            set_search_path: OnceLock::new(),
             unanswered: target.hosts.iter().map(|_| UnansweredConnects::default()).collect(),
             last_primary_check: Mutex::default(),
             target,
         }))
     }
 
-    /// Returns whether the settings accept only a server that takes changes.
+    /// Returns true if the settings accept only a server that takes changes (a primary).
     pub fn wants_primary(&self) -> bool {
         self.target.hosts[0].get_target_session_attrs() == TargetSessionAttrs::ReadWrite
     }
 
-    /// Has this session and later ones use the schema `name`, also if another schema of the search_path appears before it. Temporary
-    /// tables are found last. Does nothing if a pooler lends the sessions.
-    pub(super) fn keep_schema(&self, client: &mut Client, name: &str) -> Result<(), postgres::Error> {
+    /// Sets the search_path of this session and of later ones to the schema `name`, so that a schema that is created
+    /// later cannot take its place. Puts `pg_temp` last, so that no temporary table hides one of userd's. Does not
+    /// change the session if a pooler may lend it to other clients.
+    pub(super) fn set_schema(&self, client: &mut Client, name: &str) -> Result<(), postgres::Error> {
         let statement = || format!("set search_path = \"{}\", pg_temp; ", name.replace('"', "\"\""));
-        let statement = self.search_path.get_or_init(statement);
-        if self.sessions().keep_settings() { client.batch_execute(statement) } else { Ok(()) }
+        let statement = self.set_search_path.get_or_init(statement);
+        if self.pooling().allows_set() { client.batch_execute(statement) } else { Ok(()) }
     }
 
-    /// Returns the longest time that a statement of a service may take.
     pub fn statement_timeout(&self) -> Duration {
         self.config.limits.statement_timeout()
     }
 
-    /// Returns a new session. Executes `set_up` in it if sessions keep settings. Blocks for at most two seconds with each host, or for
-    /// a longer `connect_timeout`.
-    pub(super) fn connect(&self, set_up: &str) -> Result<Session, ConnectError> {
-        // Reads the epoch before connecting, so that the new session counts as old if the server changes meanwhile.
+    /// Opens a session, and executes `set_up_sql` in it unless a pooler may lend the session to other clients. Blocks
+    /// for at most two seconds for each host, or for a longer `connect_timeout`.
+    pub(super) fn connect(&self, set_up_sql: &str) -> Result<Session, ConnectError> {
+        // Reads the epoch before connecting. If another server takes over meanwhile, the new session then belongs to
+        // the earlier epoch, and is not used.
         let epoch = self.epoch.current();
-        let connection = self.open_session(set_up, None, Duration::MAX)?;
-        let statements = self.sessions().keep_statements().then(Vec::new);
-        Ok(Session { connection, statements, epoch, last_answer_at: Instant::now() })
+        let connection = self.open_session(set_up_sql, None, Duration::MAX)?;
+        let prepared_statements = self.pooling().allows_prepared().then(Vec::new);
+        Ok(Session { connection, prepared_statements, epoch, last_answer_at: Instant::now() })
     }
 
-    /// Returns whether a new session takes changes. Connects for that at most once a second, and returns false in between, because a
-    /// database may take no changes for long.
+    /// Connects to find out whether a server takes changes (is a primary). Tries at most once a second, and returns
+    /// false in between, because a database may take no changes for a long time, and each refused change would connect.
     pub fn finds_primary(&self) -> bool {
         const PRIMARY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
         let Some(mut last) = self.last_primary_check.try_lock() else { return false };
@@ -112,11 +115,11 @@ impl DbHosts {
         opened.is_ok()
     }
 
-    /// Returns a session of the first host that answers with the attributes `attrs`, or with those of the connection string. Blocks for
-    /// at most `max_time`.
+    /// Opens a session with the first host that answers and has the `target_session_attrs` `attrs`, or those of the
+    /// connection string. Blocks for at most `max_time`.
     fn open_session(
         &self,
-        set_up: &str,
+        set_up_sql: &str,
         attrs: Option<TargetSessionAttrs>,
         max_time: Duration,
     ) -> Result<Client, ConnectError> {
@@ -131,11 +134,11 @@ impl DbHosts {
             if let Some(password) = self.password.read() {
                 host.password(password);
             }
-            let search_path = self.search_path.get().map_or("", String::as_str);
-            let keep_settings = self.sessions().keep_settings();
-            let set_up = if keep_settings { format!("{search_path}{set_up}") } else { String::new() };
+            let search_path = self.set_search_path.get().map_or("", String::as_str);
+            let allows_set = self.pooling().allows_set();
+            let set_up_sql = if allows_set { format!("{search_path}{set_up_sql}") } else { String::new() };
             let left = max_time.saturating_sub(began.elapsed());
-            match unanswered.connect(host, self.tls.clone(), set_up, left) {
+            match unanswered.connect(host, self.tls.clone(), set_up_sql, left) {
                 Ok(client) => return Ok(client),
                 Err(error) => refusal = error,
             }
@@ -144,8 +147,8 @@ impl DbHosts {
     }
 }
 
-/// A counter of the times that the servers seem to have changed. An epoch ends if a server has ended a session or does not answer, or
-/// if another server has taken its place. Sessions of earlier epochs are not used any more.
+/// The number of the current epoch. An epoch ends when a server has ended a session or does not answer, or when another
+/// server has taken its place. Sessions of earlier epochs are not used any more.
 #[derive(Default)]
 pub struct Epoch(AtomicU64);
 
@@ -155,13 +158,13 @@ impl Epoch {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Ends the epoch with this number, unless it has ended.
+    /// Ends the epoch with the number `epoch`, unless it has ended already.
     pub fn end(&self, epoch: u64) {
         self.0.fetch_max(epoch + 1, Ordering::Relaxed);
     }
 }
 
-/// The reason why there is no connection.
+/// The reason why a connect has failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The network or the server has refused the connection.
@@ -170,7 +173,7 @@ pub enum ConnectError {
     /// The server has accepted the connection, but does not answer.
     #[error("the server does not answer")]
     Silent,
-    /// The system lacks what a connect needs: a descriptor, or memory for a thread.
+    /// The system lacks what a connect needs: a file descriptor, or memory for a thread.
     #[error("the system refuses a connection: {0}")]
     System(io::Error),
 }

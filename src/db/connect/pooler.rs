@@ -1,79 +1,83 @@
-//! Finds out whether a pooler lends its sessions to each client for one transaction. Such sessions keep no statements and no settings.
+//! Finds out whether a pooler lends its sessions to each client for one transaction (transaction pooling). Settings and
+//! prepared statements of such a session may be gone in the next transaction.
 
 use super::DbHosts;
-use super::bounded::{MAX_CONNECT_TIME, run_within};
+use super::time_limit::{MAX_CONNECT_TIME, run_within};
 use crate::config::Config;
 use postgres::Client;
 use std::time::Instant;
 use std::{mem, sync::Arc};
 
-/// The finding about a pooler that lends its sessions.
+/// The line for the log and for `userd check` if a pooler lends its sessions.
 pub const POOLER_LENDS_SESSIONS: &str =
     "a pooler lends its sessions for one transaction each: userd serves as with DB_PREPARED=false";
 
-/// Says whether sessions belong to userd alone, or a pooler lends them to other clients between two transactions.
+/// Tells whether there is a pooler that lends its sessions for one transaction each.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Sessions {
-    /// Not known yet: the first session will show whether sessions are lent.
+pub enum TransactionPooling {
+    /// Not known yet: the first session will show it.
     Unknown,
-    /// Sessions are userd's own, as far as a look has shown, or because no look is wanted.
-    Own,
-    /// Sessions are lent: `db_prepared` is false.
-    SetLent,
-    /// Sessions are lent, as a look or a failed statement has shown.
-    FoundLent,
+    /// No pooler lends its sessions, as far as a test has shown, or because the settings turn the test off.
+    Absent,
+    /// A pooler lends its sessions, because `db_prepared` is false.
+    Configured,
+    /// A pooler lends its sessions, as a test or a failed statement has shown.
+    Detected,
 }
 
-impl Sessions {
-    /// Returns whether a pooler lends sessions, as far as the settings say.
-    pub fn from_config(config: &Config) -> Sessions {
+impl TransactionPooling {
+    /// Returns what the settings say about a pooler.
+    pub fn from_config(config: &Config) -> TransactionPooling {
         match (config.db_prepared, config.find_pooler) {
-            (false, _) => Sessions::SetLent,
-            (true, false) => Sessions::Own,
-            (true, true) => Sessions::Unknown,
+            (false, _) => TransactionPooling::Configured,
+            (true, false) => TransactionPooling::Absent,
+            (true, true) => TransactionPooling::Unknown,
         }
     }
 
-    /// Returns whether sessions certainly keep settings.
-    pub fn keep_settings(self) -> bool {
-        self == Sessions::Own
+    /// Returns true if a session may be changed by `set`. False while it is unknown whether a pooler would lend the
+    /// session, with the changed settings, to other clients.
+    pub fn allows_set(self) -> bool {
+        self == TransactionPooling::Absent
     }
 
-    /// Returns whether sessions may keep prepared statements.
-    pub fn keep_statements(self) -> bool {
-        !matches!(self, Sessions::SetLent | Sessions::FoundLent)
+    /// Returns true if statements may be prepared. True while it is unknown whether a pooler lends its sessions: the
+    /// failure of a prepared statement will show it.
+    pub fn allows_prepared(self) -> bool {
+        !matches!(self, TransactionPooling::Configured | TransactionPooling::Detected)
     }
 }
 
 impl DbHosts {
-    /// Returns what is known about sessions by now.
-    pub fn sessions(&self) -> Sessions {
-        *self.sessions.lock()
+    /// Returns what is known by now about a pooler that lends its sessions.
+    pub fn pooling(&self) -> TransactionPooling {
+        *self.pooling.lock()
     }
 
-    /// Records whether a pooler lends sessions, unless `db_prepared` is false. Returns true if that is new.
-    pub fn record_lent(&self, is_lent: bool) -> bool {
-        let mut sessions = self.sessions.lock();
-        let known = match (*sessions, is_lent) {
-            (Sessions::Unknown, false) => Sessions::Own,
-            (Sessions::Unknown | Sessions::Own, true) => Sessions::FoundLent,
+    /// Records whether a pooler lends its sessions, unless `db_prepared` is false. Returns true if this is news.
+    pub fn record_pooling(&self, is_pooled: bool) -> bool {
+        let mut pooling = self.pooling.lock();
+        let known = match (*pooling, is_pooled) {
+            (TransactionPooling::Unknown, false) => TransactionPooling::Absent,
+            (TransactionPooling::Unknown | TransactionPooling::Absent, true) => TransactionPooling::Detected,
             (known, _) => known,
         };
-        mem::replace(&mut *sessions, known) != known
+        mem::replace(&mut *pooling, known) != known
     }
 
-    /// Returns whether a pooler lends the session of a client: several server processes serve this client, or one of them also serves
-    /// a second client. Blocks for up to two seconds. Returns false if that shows nothing, as with a pooler that has one session.
-    pub fn is_lent(&self, mut client: Client) -> bool {
-        /// The most times that the server processes of the two clients are compared. One comparison may miss a pooler,
-        /// because another program may use the server process that the two clients would otherwise share.
-        const MAX_LOOKS: usize = 8;
+    /// Returns true if a pooler lends the sessions that serve `client`: several server processes serve this client, or
+    /// one of them also serves a second client. Blocks for up to two seconds. May return false although there is a
+    /// pooler, for example if the pooler has only one session.
+    pub fn is_pooled(&self, mut client: Client) -> bool {
+        /// How often the server processes of the two clients are compared. One comparison may miss a pooler, because
+        /// another program may use the server process that the two clients would otherwise share.
+        const MAX_COMPARISONS: usize = 8;
         let deadline = Instant::now() + MAX_CONNECT_TIME;
         let Ok(mut other) = self.open_session("", None, MAX_CONNECT_TIME) else { return false };
         let look = move || {
-            let first = server_process(&mut client)?;
-            for _ in 0..MAX_LOOKS {
-                let (second, own) = (server_process(&mut other)?, server_process(&mut client)?);
+            let first = server_process_id(&mut client)?;
+            for _ in 0..MAX_COMPARISONS {
+                let (second, own) = (server_process_id(&mut other)?, server_process_id(&mut client)?);
                 if own != first || second == own {
                     return Ok(true);
                 }
@@ -85,8 +89,8 @@ impl DbHosts {
     }
 }
 
-/// Returns a text that identifies the server process which serves a client now.
-fn server_process(client: &mut Client) -> Result<String, postgres::Error> {
-    const SERVER_PROCESS: &str = "select pg_backend_pid()::text || pg_postmaster_start_time()::text";
-    client.query_typed_one(SERVER_PROCESS, &[]).map(|row| row.get(0))
+/// Returns a text that identifies the server process that serves `client` now.
+fn server_process_id(client: &mut Client) -> Result<String, postgres::Error> {
+    const PROCESS_ID: &str = "select pg_backend_pid()::text || pg_postmaster_start_time()::text";
+    client.query_typed_one(PROCESS_ID, &[]).map(|row| row.get(0))
 }

@@ -1,5 +1,6 @@
-//! TLS to the database, by rustls: decides how far a server's certificate is verified. Does not know where settings come from. Installs
-//! no crypto provider for the process: each configuration has its own.
+//! Opens TLS connections to the database by rustls, and decides how far a server's certificate is verified. Does not
+//! know where settings come from. Installs no crypto provider for the process, because a program that embeds userd may
+//! have another one.
 
 #[cfg(test)]
 #[cfg(feature = "tls")]
@@ -8,17 +9,16 @@ mod tests;
 use std::path::PathBuf;
 
 #[cfg(feature = "tls")]
-pub use verified::{Connector, connector};
+pub use with_rustls::{Connector, connector};
 
 /// The settings of TLS connections. Whether a connection uses TLS is in `ssl_mode` of `postgres::Config`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsSettings {
-    /// How far the server's certificate is verified.
-    pub verify: Verification,
-    /// The PEM file of certificates to trust. If it is `None`, the system's certificates are trusted.
-    pub roots: Option<PathBuf>,
-    /// The PEM files of the certificate that userd shows to the server, and of its private key.
-    pub client: Option<(PathBuf, PathBuf)>,
+    pub verification: Verification,
+    /// The PEM file with the certificates to trust. If it is `None`, the system's certificates are trusted.
+    pub root_file: Option<PathBuf>,
+    /// The PEM file with the certificate that userd shows to the server, and the PEM file with its private key.
+    pub client_files: Option<(PathBuf, PathBuf)>,
 }
 
 /// How far a server's certificate is verified. In each case the server proves that it owns the key of the certificate.
@@ -29,21 +29,22 @@ pub enum Verification {
     Nothing,
     /// Verifies the dates of the certificate, and that a trusted authority has signed it or that it is trusted itself.
     Chain,
-    /// Verifies as `Chain`, and also that the certificate names the host.
+    /// Verifies what `Chain` does, and also that the certificate names the host.
     ChainAndName,
 }
 
 #[cfg(not(feature = "tls"))]
 pub use postgres::NoTls as Connector;
 
-/// Returns a connector without TLS. `Target` has refused settings that require TLS before.
+/// Returns a connector without TLS, for a build without the feature `tls`. Settings that require TLS were refused
+/// before, by `Target`.
 #[cfg(not(feature = "tls"))]
 pub fn connector(_: &TlsSettings) -> Result<Connector, String> {
     Ok(Connector)
 }
 
 #[cfg(feature = "tls")]
-mod verified {
+mod with_rustls {
     use super::{TlsSettings, Verification};
     use rustls::SignatureScheme;
     use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -55,51 +56,52 @@ mod verified {
     use std::os::unix::fs::MetadataExt;
     use std::{fmt::Display, fs, path::Path, sync::Arc};
 
-    /// The problem of a certificate that rustls cannot read, as it reads X.509 version 3 alone. Any extension makes it version 3.
+    /// The problem of a certificate that is not of X.509 version 3, the only version that rustls reads. A certificate
+    /// with any extension is of version 3.
     const NOT_X509_V3: &str = "is not of X.509 version 3: sign it anew with \
         `openssl x509 -req -extfile FILE ...`, where FILE holds the line subjectAltName = DNS:NAME-OF-ITS-OWNER";
 
-    /// The problem of a server's certificate that no authority of the settings, or of the system, has signed.
+    /// The problem of a server's certificate that no trusted authority has signed.
     const UNTRUSTED_CERTIFICATE: &str = "no trusted authority has signed the server's certificate: DB_SSL_CA, or sslrootcert in \
         DATABASE_URL, names the PEM file of its authority, or of the certificate itself if it is self-signed";
 
     /// The type that opens connections with or without TLS. A clone of it is cheap.
     pub type Connector = tokio_postgres_rustls::MakeRustlsConnect;
 
-    /// Returns a connector for TLS by these settings. Reads the files of the settings, or the system's certificates, and blocks
-    /// meanwhile. An error is a line that names the file.
+    /// Returns a connector that uses TLS as `settings` say. Reads the files of the settings, or the system's
+    /// certificates, and blocks meanwhile. The error is a line that names the file.
     pub fn connector(settings: &TlsSettings) -> Result<Connector, String> {
         let provider = Arc::new(ring::default_provider());
-        let trusted = match (settings.verify, &settings.roots) {
+        let trusted = match (settings.verification, &settings.root_file) {
             (Verification::Nothing, _) => Vec::new(),
             (_, Some(file)) => read_certificates(file)?,
             // Reads the certificates of the system from the files that OpenSSL reads.
             (_, None) => rustls_native_certs::load_native_certs().certs,
         };
-        if trusted.is_empty() && settings.verify != Verification::Nothing {
+        if trusted.is_empty() && settings.verification != Verification::Nothing {
             return Err("no system certificates found: install ca-certificates, or name a file".to_owned());
         }
-        // Leaves out certificates that cannot be parsed, because the store of a system may have some.
+        // Leaves out certificates that cannot be parsed, because there may be some among the system's certificates.
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(trusted.iter().cloned());
         let algorithms = provider.signature_verification_algorithms;
-        let verifier = Verifier { verify: settings.verify, trusted, roots, algorithms };
+        let verifier = Verifier { verification: settings.verification, trusted, roots, algorithms };
         let builder = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .expect("the ring provider supports the default versions")
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(verifier));
-        let mut config = match &settings.client {
+        let mut config = match &settings.client_files {
             Some((certificate, key)) => {
                 let private = PrivateKeyDer::from_pem_slice(&read_pem(key)?)
-                    .map_err(|_| unusable(key, "holds no unencrypted PEM private key"))?;
+                    .map_err(|_| file_error(key, "holds no unencrypted PEM private key"))?;
                 if is_key_too_open(key) {
-                    log::warn!("{}", unusable(key, "can be read by others: chmod 600"));
+                    log::warn!("{}", file_error(key, "can be read by others: chmod 600"));
                 }
                 let built = builder.with_client_auth_cert(read_certificates(certificate)?, private);
                 built.map_err(|error| match error {
-                    Error::InvalidCertificate(_) => unusable(certificate, NOT_X509_V3),
-                    error => unusable(key, error),
+                    Error::InvalidCertificate(_) => file_error(certificate, NOT_X509_V3),
+                    error => file_error(key, error),
                 })?
             }
             None => builder.with_no_client_auth(),
@@ -111,13 +113,13 @@ mod verified {
         Ok(Connector::new(config))
     }
 
-    /// Verifies the certificates of servers as far as the settings say.
+    /// Verifies a server's certificate as far as `verification` says.
     #[derive(Debug)]
     struct Verifier {
-        verify: Verification,
-        /// The certificates that are trusted.
+        verification: Verification,
+        /// The trusted certificates as they were read, to compare a server's own certificate with.
         trusted: Vec<CertificateDer<'static>>,
-        /// The trusted certificates in the form that webpki needs.
+        /// The trusted certificates in the form that webpki needs to verify a chain.
         roots: RootCertStore,
         algorithms: WebPkiSupportedAlgorithms,
     }
@@ -133,13 +135,13 @@ mod verified {
         ) -> Result<ServerCertVerified, Error> {
             let parsed = ParsedCertificate::try_from(certificate)
                 .map_err(|_| Error::General(format!("the server's certificate {NOT_X509_V3}")))?;
-            if self.verify == Verification::Nothing {
+            if self.verification == Verification::Nothing {
                 return Ok(ServerCertVerified::assertion());
             }
             let all = self.algorithms.all;
             match verify_server_cert_signed_by_trust_anchor(&parsed, &self.roots, intermediates, now, all) {
-                // Accepts a trusted certificate that is marked as an authority's, as `openssl req -x509` makes it.
-                // webpki refuses such a certificate, but only after it has checked the dates.
+                // Accepts a server's certificate that is itself trusted and is marked as an authority's, as `openssl
+                // req -x509` makes it. webpki refuses such a certificate only after it has checked the dates.
                 Err(Error::InvalidCertificate(CertificateError::Other(_)))
                     if self.trusted.contains(certificate) => {}
                 Err(Error::InvalidCertificate(
@@ -147,7 +149,7 @@ mod verified {
                 )) => return Err(Error::General(format!("{UNTRUSTED_CERTIFICATE} ({error})"))),
                 result => result?,
             }
-            if self.verify == Verification::ChainAndName {
+            if self.verification == Verification::ChainAndName {
                 verify_server_name(&parsed, name)?;
             }
             Ok(ServerCertVerified::assertion())
@@ -181,26 +183,27 @@ mod verified {
         let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read_pem(path)?).collect();
         match certificates {
             Ok(certificates) if !certificates.is_empty() => Ok(certificates),
-            _ => {
-                Err(unusable(path, "holds no PEM certificate, as `openssl x509 -in FILE -out NEW` writes it"))
-            }
+            _ => Err(file_error(
+                path,
+                "holds no PEM certificate, as `openssl x509 -in FILE -out NEW` writes it",
+            )),
         }
     }
 
     /// Returns the bytes of a PEM file without the byte order mark that some programs write.
     fn read_pem(path: &Path) -> Result<Vec<u8>, String> {
-        let bytes = fs::read(path).map_err(|error| unusable(path, format!("cannot be read: {error}")))?;
+        let bytes = fs::read(path).map_err(|error| file_error(path, format!("cannot be read: {error}")))?;
         Ok(bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes).to_vec())
     }
 
-    /// Returns whether libpq would refuse the file of a key because too many users may read it: it may be the owner's alone, and root's
-    /// file may be readable for its group.
+    /// Returns whether too many users may read the file of a private key, by libpq's rule: only the owner may read it,
+    /// and if root owns it, its group, too.
     fn is_key_too_open(key: &Path) -> bool {
         fs::metadata(key).is_ok_and(|file| file.mode() & if file.uid() == 0 { 0o037 } else { 0o077 } != 0)
     }
 
-    /// Returns the line that says why a file cannot be used.
-    fn unusable(path: &Path, why: impl Display) -> String {
+    /// Returns an error in one line that says why a file cannot be used.
+    fn file_error(path: &Path, why: impl Display) -> String {
         format!("{} {why}", path.display())
     }
 }
