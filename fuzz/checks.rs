@@ -5,7 +5,7 @@
 //! The first byte says how many sizes of pieces follow it, and by its two highest bits what the rest is: 01 a chunk's
 //! extensions, 10 a Host field, else a whole stream.
 
-use super::{ArrivedRequest, Framing, Limits, Progress, Request};
+use super::{FramedRequest, Framing, Limits, Progress, Request};
 use std::net::Ipv6Addr;
 
 pub fn check_all(data: &[u8]) {
@@ -106,12 +106,12 @@ fn feed(stream: &[u8], limits: &Limits, sizes: &[u8]) -> (Vec<String>, Option<St
         rest = later;
         loop {
             let mut used = 0;
-            let parsed = framing.advance(&kept, &mut used, limits);
+            let parsed = framing.parse_more(&kept, &mut used, limits);
             kept.drain(..used);
             match parsed {
                 Ok(Progress::Incomplete) => break,
-                Ok(Progress::Continue) => assert!(kept.is_empty()),
-                Ok(Progress::Complete(ArrivedRequest { request, persistence })) => {
+                Ok(Progress::AwaitsContinue) => assert!(kept.is_empty()),
+                Ok(Progress::Complete(FramedRequest { request, persistence })) => {
                     check(&request);
                     requests.push(format!("{request:?} {:?} {persistence:?}", request.body));
                     framing = Framing::default();

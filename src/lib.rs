@@ -115,7 +115,7 @@ pub mod internals {
     pub use crate::config::{SETTINGS, Setting};
     pub use crate::error::Error;
     pub use crate::frontend::http1::framing::Framing;
-    pub use crate::frontend::http1::{ArrivedRequest, Progress};
+    pub use crate::frontend::http1::{FramedRequest, Progress};
     pub use crate::operations::{Command, Create, Delete, Outcome, Update, list::PAGES};
     pub use crate::private_postgres::{Cluster, SharedServer, connection_string};
     pub use crate::users::idempotency::{Fingerprint, KeyDigest};

@@ -6,7 +6,7 @@ mod checks;
 
 use userd::{
     Limits, Request,
-    internals::{ArrivedRequest, Framing, Progress},
+    internals::{FramedRequest, Framing, Progress},
 };
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| checks::check_all(data));

@@ -21,7 +21,7 @@ const MAX_ANSWER_BYTES: u64 = 4096;
 /// Blocks for up to the `request_timeout`.
 pub fn healthcheck(args: &Args) -> Result<(), Failure> {
     let Config { host, port, limits, .. } = environment::read_config(args).map_err(Failure::usage)?;
-    let late = format!("no answer from {} in time", server::address(&host, port));
+    let late = format!("no answer from {} in time", server::shown_address(&host, port));
     // A thread ends the process at the time-out, because a connect and an answer that comes byte by byte have no
     // time-out of their own.
     spawn_thread("deadline", move || {
@@ -36,12 +36,12 @@ pub fn healthcheck(args: &Args) -> Result<(), Failure> {
 
 /// Returns the age of the last probe of the database in seconds. Fails if the service is not ready.
 fn request_readiness(host: &str, port: u16) -> Result<u64, String> {
-    let connect = || TcpStream::connect(&*server::addresses(host, port)?);
+    let connect = || TcpStream::connect(&*server::resolve_addresses(host, port)?);
     let answer = match host.strip_prefix("unix:") {
         Some(path) => UnixStream::connect(path).and_then(get_readyz),
         None => connect().and_then(get_readyz),
     };
-    let address = server::address(host, port);
+    let address = server::shown_address(host, port);
     let answer = answer.map_err(|error| {
         format!("no answer from {address}: {error}; start userd, or name its address with --host and --port")
     })?;

@@ -1,6 +1,6 @@
 //! The listening sockets: of TCP addresses, of a Unix socket, or passed by a supervisor such as systemd.
 //!
-//! Owns the file of a Unix socket, from its making to its removal. Knows nothing of HTTP.
+//! Owns the file of a Unix socket, from its creation to its removal. Knows nothing of HTTP.
 
 use crate::error::StartError;
 use nix::libc::EAFNOSUPPORT;
@@ -14,20 +14,20 @@ use std::os::{
 use std::path::{Path, PathBuf};
 use std::{collections::BTreeSet, fmt, fs};
 
-/// The most connections that the kernel completes before they are accepted. The kernel lowers this number to a bound of
+/// The most connections that wait in the kernel until they are accepted. The kernel lowers this number to a bound of
 /// its own.
 const BACKLOG: i32 = 4096;
 
-/// The most ports that are tried for port 0, until one is free on each address.
-const MAX_PORTS: usize = 64;
+/// How often port 0 is tried, until the port that the kernel picks is free on each address.
+const MAX_PORT_TRIES: usize = 64;
 
 /// The listening sockets of a service. Dropping them frees the port, and removes the file of a Unix socket that was
-/// made here.
+/// bound here.
 pub struct Listener {
     /// The listening sockets, at least one.
     pub(super) sockets: Vec<Socket>,
-    /// The path and the inode of the file of a Unix socket that was bound here.
-    file: Option<(PathBuf, u64)>,
+    /// The path and the inode of the Unix socket's file; `None` if no Unix socket was bound here.
+    socket_file: Option<(PathBuf, u64)>,
     /// True if a supervisor has passed the sockets to this process. The supervisor goes on listening when the process
     /// stops.
     is_inherited: bool,
@@ -41,12 +41,12 @@ impl Listener {
     /// The error names the address that is in use. The file of a Unix socket is replaced unless a process listens on
     /// it; a file of another kind is an error. Blocks while the host name is looked up.
     pub fn bind(host: &str, port: u16) -> Result<Listener, StartError> {
-        let failed = |error| StartError::Listen(address(host, port), error);
+        let failed = |error| StartError::Listen(shown_address(host, port), error);
         if let Some(path) = host.strip_prefix("unix:") {
             return bind_unix(Path::new(path)).map_err(failed);
         }
-        let addresses = addresses(host, port).map_err(failed)?;
-        let mut tries = if port == 0 { MAX_PORTS } else { 1 };
+        let addresses = resolve_addresses(host, port).map_err(failed)?;
+        let mut tries = if port == 0 { MAX_PORT_TRIES } else { 1 };
         loop {
             tries -= 1;
             match bind_each(&addresses) {
@@ -59,8 +59,8 @@ impl Listener {
     /// Listens on the bound sockets. Fails if another process has begun to listen there, or has replaced the file of
     /// the Unix socket, since the sockets were bound.
     pub fn listen(&self) -> Result<(), StartError> {
-        let result = |socket: &Socket| match self.file {
-            Some(_) if !self.has_file() => Err(ErrorKind::AddrInUse.into()),
+        let result = |socket: &Socket| match self.socket_file {
+            Some(_) if !self.owns_socket_file() => Err(ErrorKind::AddrInUse.into()),
             _ if self.is_inherited => Ok(()),
             _ => socket.listen(BACKLOG),
         };
@@ -69,8 +69,8 @@ impl Listener {
         })
     }
 
-    /// Takes sockets that listen already, as systemd passes them in `LISTEN_FDS`. The file of a passed Unix socket is
-    /// not removed: it is the supervisor's.
+    /// Takes over sockets that listen already, as systemd passes them in `LISTEN_FDS`. The file of such a Unix socket
+    /// is not removed, because it belongs to the supervisor.
     pub fn from_fds(fds: impl IntoIterator<Item = io::Result<OwnedFd>>) -> Result<Listener, StartError> {
         let take = |fd: io::Result<OwnedFd>| {
             let socket = Socket::from(fd?);
@@ -83,12 +83,12 @@ impl Listener {
         listener.map_err(|error| StartError::Listen("a socket that was passed".to_owned(), error))
     }
 
-    /// Returns the first TCP address, port included; `None` if there are Unix sockets alone.
+    /// Returns the first TCP address, port included; `None` if all sockets are Unix sockets.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.tcp_addresses().next()
     }
 
-    /// Returns whether other machines can connect.
+    /// Returns true if other machines can connect: if a TCP address is not a loopback address.
     pub fn is_remote(&self) -> bool {
         self.tcp_addresses().any(|addr| !addr.ip().to_canonical().is_loopback())
     }
@@ -100,8 +100,8 @@ impl Listener {
     /// Accepts the next client of any socket. Returns the socket of the client, and its address unless it uses a Unix
     /// socket; `WouldBlock` if no client waits.
     pub(super) fn accept(&mut self) -> io::Result<(Socket, Option<IpAddr>)> {
-        // The next call begins with the next socket, so that a flood at one socket does not keep clients of
-        // another one waiting.
+        // Begins with another socket at each call, so that a flood at one socket does not keep clients of another one
+        // waiting.
         self.sockets.rotate_left(1);
         let is_waiting = |accepted: &io::Result<_>| !matches!(accepted, Err(error) if error.kind() == ErrorKind::WouldBlock);
         let accepted = self.sockets.iter().map(Socket::accept).find(is_waiting);
@@ -110,14 +110,15 @@ impl Listener {
         Ok((socket, address.as_socket().map(|address| address.ip())))
     }
 
-    /// Returns true if the path of the Unix socket still leads to the file that was made here. A path that this
-    /// process may not follow counts as unchanged, because root may have become another user since.
-    fn has_file(&self) -> bool {
+    /// Returns true if the path of the Unix socket still leads to the file that was created here. If this process may
+    /// not look at the path, the file counts as its own: the process may have created it as root, and run as another
+    /// user since.
+    fn owns_socket_file(&self) -> bool {
         let is_own = |(path, inode): &(PathBuf, u64)| match fs::symlink_metadata(path) {
             Ok(found) => found.ino() == *inode,
             Err(error) => error.kind() == ErrorKind::PermissionDenied,
         };
-        self.file.as_ref().is_some_and(is_own)
+        self.socket_file.as_ref().is_some_and(is_own)
     }
 
     fn new(sockets: Vec<Socket>, file: Option<(PathBuf, u64)>, is_inherited: bool) -> io::Result<Listener> {
@@ -132,11 +133,11 @@ impl Listener {
                 return Err(io::Error::other("neither a TCP nor a Unix socket"));
             }
         }
-        Ok(Listener { sockets, file, is_inherited })
+        Ok(Listener { sockets, socket_file: file, is_inherited })
     }
 }
 
-/// Writes the address of the first socket: `http://127.0.0.1:3000`, or `unix:/path`.
+/// Shows the address of the first socket: `http://127.0.0.1:3000`, or `unix:/path`.
 impl fmt::Display for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = socket_name(&self.sockets[0]).map_err(|_| fmt::Error)?;
@@ -145,32 +146,32 @@ impl fmt::Display for Listener {
     }
 }
 
-/// Returns the addresses of a host, IPv4 first. `localhost` is the loopback of IPv4 and of IPv6, whatever the resolver
-/// says, because clients use either. Blocks while the host name is looked up.
-pub fn addresses(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+/// Returns the addresses of a host, IPv4 first. For `localhost`, returns the loopback addresses of IPv4 and IPv6,
+/// whatever the resolver says, because clients use either. Blocks while the host name is looked up.
+pub fn resolve_addresses(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     if host.eq_ignore_ascii_case("localhost") {
         return Ok(vec![(Ipv4Addr::LOCALHOST, port).into(), (Ipv6Addr::LOCALHOST, port).into()]);
     }
     let host = host.strip_prefix('[').unwrap_or(host);
     let host = host.strip_suffix(']').unwrap_or(host);
-    // Sorts IPv4 first, and removes duplicates: the file of hosts may have a name twice.
+    // Sorts IPv4 first, and removes duplicates: `/etc/hosts` may have a name twice.
     Ok((host, port).to_socket_addrs()?.collect::<BTreeSet<_>>().into_iter().collect())
 }
 
-/// Returns the address of a socket for messages: `127.0.0.1:3000`, or `unix:/path`.
+/// Returns the address of a socket as messages show it: `127.0.0.1:3000`, or `unix:/path`.
 fn socket_name(socket: &Socket) -> io::Result<String> {
     let address = socket.local_addr()?;
     let path = || format!("unix:{}", address.as_pathname().unwrap_or(Path::new("(unnamed)")).display());
     Ok(address.as_socket().map_or_else(path, |address| address.to_string()))
 }
 
-/// Returns a host and a port for messages: `host:port`; a host that is `unix:/path` has no port.
-pub fn address(host: &str, port: u16) -> String {
+/// Returns the address of a host and port as messages show it: `host:port`, or `unix:/path` without a port.
+pub fn shown_address(host: &str, port: u16) -> String {
     if host.starts_with("unix:") { host.to_owned() } else { format!("{host}:{port}") }
 }
 
-/// Binds the addresses that this machine has, all on one port. If the port is 0, all get the port of the first
-/// address. Fails if the machine has none of the addresses.
+/// Binds those addresses that this machine has, all on one port: for port 0, on the port that the kernel picks for the
+/// first of them. Fails if the machine has none of the addresses.
 fn bind_each(addresses: &[SocketAddr]) -> Result<Vec<Socket>, StartError> {
     let (mut sockets, mut missing) = (Vec::<Socket>::new(), None);
     for mut address in addresses.iter().copied() {
@@ -186,7 +187,8 @@ fn bind_each(addresses: &[SocketAddr]) -> Result<Vec<Socket>, StartError> {
     missing.map_or(Ok(sockets), |(address, error)| Err(StartError::Listen(address.to_string(), error)))
 }
 
-/// Returns whether this machine lacks the address, or all addresses of its kind, such as IPv6.
+/// Returns true if `error`, from binding an address, says that this machine lacks the address, or all addresses of its
+/// kind, such as IPv6.
 fn lacks_address(error: &io::Error) -> bool {
     error.kind() == ErrorKind::AddrNotAvailable || error.raw_os_error() == Some(EAFNOSUPPORT)
 }
@@ -203,7 +205,7 @@ fn bind_tcp(address: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Binds a path that is free. Removes the file of a socket that no process listens on.
+/// Binds a Unix socket at a path that is free. Before, removes the file of a socket that no process listens on.
 fn bind_unix(path: &Path) -> io::Result<Listener> {
     if path.as_os_str().is_empty() {
         // Refuses an empty path: Linux would bind it to a name of its own choice.
@@ -214,7 +216,7 @@ fn bind_unix(path: &Path) -> io::Result<Listener> {
         Ok(found) if !found.file_type().is_socket() => {
             return Err(io::Error::other("the path is taken by something that is not a socket"));
         }
-        Ok(_) if is_in_use(&address)? => return Err(ErrorKind::AddrInUse.into()),
+        Ok(_) if has_listener(&address)? => return Err(ErrorKind::AddrInUse.into()),
         Ok(_) => fs::remove_file(path)?,
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => return Err(error),
@@ -225,8 +227,9 @@ fn bind_unix(path: &Path) -> io::Result<Listener> {
     Listener::new(vec![socket], Some(file), false)
 }
 
-/// Returns true if a process listens on this path. Does not wait for it: if its backlog is full, it listens.
-fn is_in_use(address: &SockAddr) -> io::Result<bool> {
+/// Returns true if a process listens on this Unix socket. Connects without waiting: if the backlog is full, a process
+/// listens, too.
+fn has_listener(address: &SockAddr) -> io::Result<bool> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
     let result = socket.connect(address);
@@ -235,14 +238,14 @@ fn is_in_use(address: &SockAddr) -> io::Result<bool> {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Removes the file before the socket is closed, because a server that starts in between would take a file
-        // without a listener for a stale one. An error is ignored: the next start replaces the file.
-        if let Some((path, _)) = self.file.as_ref().filter(|_| self.has_file()) {
+        // Removes the file before the socket is closed: a server that starts in between would take a file without a
+        // listener for a stale one. Ignores an error, because the next start replaces the file.
+        if let Some((path, _)) = self.socket_file.as_ref().filter(|_| self.owns_socket_file()) {
             let _ = fs::remove_file(path);
         }
         if !self.is_inherited {
-            // Shuts the socket down before it is closed. A process that another thread is starting holds a copy of the
-            // socket until it runs its program, and would keep the port taken.
+            // Shuts the sockets down before they are closed. A process that another thread is starting holds copies of
+            // the sockets until it runs its program; if they were only closed, the copies would keep the port taken.
             for socket in &self.sockets {
                 let _ = socket.shutdown(Shutdown::Both);
             }
@@ -316,7 +319,7 @@ pub mod tests {
         both.listen().unwrap();
         let addresses: Vec<_> = both.tcp_addresses().collect();
         let port = addresses[0].port();
-        let expected = super::addresses("LocalHost", port).unwrap();
+        let expected = super::resolve_addresses("LocalHost", port).unwrap();
         assert_eq!(
             expected.iter().map(ToString::to_string).collect::<Vec<_>>(),
             [format!("127.0.0.1:{port}"), format!("[::1]:{port}")]

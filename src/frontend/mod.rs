@@ -22,9 +22,9 @@ mod tests;
 mod warnings;
 
 pub use claim::ClaimedRequest;
-pub use listener::{Listener, address, addresses};
+pub use listener::{Listener, resolve_addresses, shown_address};
 pub use peers::ClientName;
-pub use slots::{MAX_SURPLUS, Slots};
+pub use slots::{MAX_SURPLUS_CLIENTS, Slots};
 
 use crate::http::{Request, RequestId, Response};
 use crate::{budget::Budget, config::Limits, metrics::Metrics};
@@ -34,11 +34,11 @@ use std::{io, os::unix::net::UnixStream, sync::Arc, thread};
 
 /// Function that answers a request without a worker, or returns `None` if the request needs one. It must not block,
 /// because the event loop calls it.
-pub type AnswerAtOnce = Box<dyn Fn(&Request, &RequestId) -> Option<Response> + Send>;
+pub type AnswerWithoutWorker = Box<dyn Fn(&Request, &RequestId) -> Option<Response> + Send>;
 
 /// A running frontend. Dropping it admits no further client, answers the requests that have begun to arrive with
-/// `Connection: close`, and ends the thread. The drop blocks until then, at most for `Limits::stop_timeout`, after
-/// which the remaining requests are answered 503.
+/// `Connection: close`, and ends the thread. The drop blocks until all are answered, at most for
+/// `Limits::stop_timeout`, after which the remaining requests are answered 503.
 pub struct Frontend {
     slots: Arc<Slots>,
     thread: Option<thread::JoinHandle<()>>,
@@ -46,11 +46,10 @@ pub struct Frontend {
 
 /// Resources that a frontend shares with the rest of the process.
 pub struct Resources {
-    /// The count of the bytes that are held for clients, with its limit.
+    /// Counts the bytes that are held for clients, against a limit.
     pub budget: Budget,
     /// Answers `/livez` and `/readyz`, which need no worker.
-    pub answer_at_once: AnswerAtOnce,
-    /// The metrics of the server.
+    pub answer_without_worker: AnswerWithoutWorker,
     pub metrics: Arc<Metrics>,
 }
 
@@ -61,8 +60,8 @@ impl Frontend {
     ///
     /// If the stream breaks or the thread panics, the frontend answers 503 to the requests that it has, closes the
     /// port, and calls `on_broken` on its thread. The process must have descriptors for `limits.max_connections` and
-    /// [`MAX_SURPLUS`] more.
-    pub fn open(
+    /// [`MAX_SURPLUS_CLIENTS`] more.
+    pub fn start(
         listener: Listener,
         limits: Limits,
         resources: Resources,
@@ -75,7 +74,7 @@ impl Frontend {
         slots.budget.on_shortage(move || weak.upgrade().iter().for_each(|slots| slots.report_shortage()));
         let thread = thread::Builder::new().name("frontend".to_owned()).spawn(move || {
             let end = catch_unwind(AssertUnwindSafe(|| event_loop.run()));
-            event_loop.clear();
+            event_loop.close_all();
             let error = match end {
                 Ok(Ok(())) => return,
                 Ok(Err(error)) => error,
@@ -93,7 +92,7 @@ impl Frontend {
 impl Drop for Frontend {
     fn drop(&mut self) {
         self.slots.begin_stop();
-        // An error is ignored: a panic of the thread was caught and logged.
+        // Ignores an error: the thread has caught and logged its panic.
         let _ = self.thread.take().map(thread::JoinHandle::join);
     }
 }

@@ -1,22 +1,23 @@
-//! Peers of connections, and which connections may be closed for new ones. Pure.
+//! The peers of connections, and the rule which connections may be closed for new ones. Does no input or output.
 
 use crate::config::TrustedProxies;
 use crate::http::{PeerKey, counted_address};
 use std::{fmt, net::IpAddr};
 
-/// The peer of a connection, or the client that a trusted proxy sends a request for.
+/// The peer of a connection, or the client for which a trusted proxy sends a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
-    /// Address of the peer; `None` on a Unix socket.
+    /// The address of the peer; `None` on a Unix socket.
     pub address: Option<IpAddr>,
-    /// True for a trusted proxy between requests. Its connections carry many clients, and are never closed for
-    /// new ones.
+    /// True for a trusted proxy between requests. Its connections carry requests of many clients, and are never closed
+    /// for new ones.
     pub is_trusted_proxy: bool,
 }
 
 impl Peer {
     pub fn new(address: Option<IpAddr>, proxies: &TrustedProxies) -> Peer {
-        // Converts a mapped address to IPv4: a socket that takes IPv4 and IPv6 reports IPv4 peers in mapped form.
+        // Converts an IPv4 address in IPv6 form (`::ffff:192.0.2.1`): a socket that takes IPv4 and IPv6 reports IPv4
+        // peers in this form.
         let address = address.map(|address| address.to_canonical());
         Peer { address, is_trusted_proxy: proxies.contains(address) }
     }
@@ -26,14 +27,14 @@ impl Peer {
         Peer { address: named.filter(|_| self.is_trusted_proxy).or(self.address), is_trusted_proxy: false }
     }
 
-    /// Returns the key that the connections of this peer are counted under; `None` for a trusted proxy, whose
+    /// Returns the key under which the connections of this peer are counted; `None` for a trusted proxy, whose
     /// connections are not counted.
-    pub fn key(self) -> Option<PeerKey> {
+    pub fn counting_key(self) -> Option<PeerKey> {
         (!self.is_trusted_proxy).then(|| self.address.map(counted_address))
     }
 }
 
-/// The name of a client in log lines: its address, also behind a trusted proxy, or `unix`.
+/// Shows a client in log lines: its address, also behind a trusted proxy, or `unix`.
 pub struct ClientName(pub Option<IpAddr>);
 
 impl fmt::Display for ClientName {
@@ -45,24 +46,24 @@ impl fmt::Display for ClientName {
     }
 }
 
-/// Reasons why a connection may be closed for another one. Of two connections, the one with the earlier reason is
-/// closed first.
+/// The reasons why a connection may be closed for another one. Connections with a reason further up are closed first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CloseCause {
-    /// No request and no answer is lost with the connection.
+    /// The connection is between requests: its client loses no request and no answer.
     Idle,
     /// The request is incomplete.
     Incomplete,
     /// The client does not take its answer.
     Stalled,
-    /// The request is queued, and no worker has begun to execute it.
+    /// The request is complete, and no worker has begun to execute it.
     Queued,
 }
 
-/// Returns true if a connection may be closed for a newcomer: only if the newcomer's peer then holds no more than the
-/// peer that loses a connection. A newcomer of the same peer may replace an idle connection.
-pub fn may_displace(newcomer: usize, held: usize, state: CloseCause) -> bool {
-    newcomer + 1 < held || (state == CloseCause::Idle && newcomer <= held)
+/// Returns true if a client that holds `loser_holds` connections (or bytes) may lose one for a newcomer that holds
+/// `newcomer_holds`: only if the newcomer then holds no more than the loser. An idle connection may also be replaced by
+/// its own client.
+pub fn may_displace(newcomer_holds: usize, loser_holds: usize, cause: CloseCause) -> bool {
+    newcomer_holds + 1 < loser_holds || (cause == CloseCause::Idle && newcomer_holds <= loser_holds)
 }
 
 #[cfg(test)]
@@ -72,7 +73,7 @@ mod tests {
     #[test]
     fn peers_are_counted_by_address_and_network() {
         let proxies = "10.0.0.1".parse().unwrap();
-        let key = |text: &str| Peer::new(text.parse().ok(), &proxies).key();
+        let key = |text: &str| Peer::new(text.parse().ok(), &proxies).counting_key();
         assert_eq!(key("::ffff:1.1.1.1"), key("1.1.1.1"));
         assert_eq!(key("2001:db8::1"), key("2001:db8::2:1"));
         assert_ne!(key("2001:db8::1"), key("2001:db8:1::1"));

@@ -1,10 +1,10 @@
-//! The table of connections, which the event loop and the workers share. By its functions a worker claims requests,
-//! answers them, and wakes the event loop. A worker names a request by its [`Slot`].
+//! The table of connections, which the event loop and the workers share. A worker uses it to claim requests, to answer
+//! them by their [`RequestHandle`], and to wake the event loop.
 //!
-//! Owns the locks of the frontend. Each slot has one of its own. A worker holds it for one non-blocking write at most,
-//! so it never waits for a client, nor for another worker.
+//! Owns the locks of the frontend, one for each slot. A worker holds a lock for one non-blocking write at most, so it
+//! never waits for a client, nor for another worker.
 
-use super::claim::{ClaimedRequest, Slot};
+use super::claim::{ClaimedRequest, RequestHandle};
 use super::connection::{Connection, Delivery, STATE_LABELS};
 use super::warnings::Warnings;
 use crate::budget::{Budget, Reservation};
@@ -14,89 +14,91 @@ use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// The most surplus connections: connections beyond `max_connections`, which only get a 503. Each costs a descriptor
-/// and some 200 bytes.
-pub const MAX_SURPLUS: usize = 256;
+/// The most surplus clients: clients beyond `max_connections`, which only get a 503. Each costs a descriptor and some
+/// 200 bytes.
+pub const MAX_SURPLUS_CLIENTS: usize = 256;
 
-/// The table of connections, with a slot for each client that there may be.
+/// The table of connections, with a slot for each client that may connect.
 pub struct Slots {
     entries: Box<[Mutex<SlotContents>]>,
     pub(super) budget: Budget,
-    /// True if a worker waits for memory: the event loop is to close connections.
-    pub(super) shortage: AtomicBool,
+    /// True if a worker waits for memory, which the event loop is to free by closing connections.
+    pub(super) memory_shortage: AtomicBool,
     limits: Arc<Limits>,
     waker: Waker,
     /// True once a stop has begun: answers say `Connection: close`, and idle connections are closed.
-    pub(super) stopping: AtomicBool,
-    /// Slots of connections that a worker has answered and that the event loop is to advance.
-    queued_for_loop: Mutex<Vec<u32>>,
-    /// How many clients were answered together, until the event loop looks for their next requests.
-    pub(super) answered_together: AtomicUsize,
-    /// Warnings about clients that are answered 503.
+    pub(super) is_stopping: AtomicBool,
+    /// Slots of connections that workers have answered, and that the event loop is to advance next.
+    slots_for_loop: Mutex<Vec<u32>>,
+    /// The number of requests that the event loop may expect soon: as many as clients were answered together. The event
+    /// loop sets it to 0 when it has looked for them.
+    pub(super) expected_requests: AtomicUsize,
+    /// Logs that clients are answered 503: at most one line a second for each reason.
     pub warnings: Arc<Warnings>,
 }
 
-/// The contents of a slot.
+/// A slot of the table: the connection in it, if any, and its ticket.
 #[derive(Default)]
 pub(super) struct SlotContents {
     pub connection: Option<Box<Connection>>,
-    /// True while a ticket that names this slot is on its way to a worker. If a newer request of the slot is complete
-    /// by then, the worker claims the newer request, so that request needs no ticket of its own.
-    pub has_ticket: bool,
+    /// True while a ticket that names this slot is on its way to a worker. That worker claims the request that it finds
+    /// in the slot, even if the request is newer than the ticket, so a newer request needs no ticket of its own.
+    pub has_pending_ticket: bool,
 }
 
 impl SlotContents {
-    /// Returns the connection of a request, if the request still waits for its answer.
-    fn client_of(&mut self, slot: Slot) -> Option<&mut Connection> {
-        self.connection.as_deref_mut().filter(|connection| connection.awaits_answer(slot.generation))
+    /// Returns the connection of a request; `None` if the request does not wait for its answer any more.
+    fn connection_of(&mut self, handle: RequestHandle) -> Option<&mut Connection> {
+        self.connection.as_deref_mut().filter(|connection| connection.awaits_answer(handle.generation))
     }
 }
 
 /// The functions that workers call.
 impl Slots {
-    /// Claims the requests in the slots that a ticket names: the calling worker is to answer them. Leaves out requests
-    /// whose client does not wait any more. Call it exactly once for a ticket, and at once: until then, newer requests
-    /// of these slots get no ticket.
+    /// Claims the requests in the slots that a ticket names (`/3,17,`): the calling worker is to answer them. Leaves
+    /// out slots whose request is gone. Call it exactly once for each ticket, and without delay: until then, newer
+    /// requests of these slots get no ticket.
     pub fn claim(&self, ticket: &str) -> impl Iterator<Item = ClaimedRequest> {
         ticket.split(['/', ',']).filter_map(|index| {
             let index = index.parse().ok()?;
             let mut entry = self.lock(index)?;
-            entry.has_ticket = false;
+            entry.has_pending_ticket = false;
             entry.connection.as_mut()?.claim(index, &self.limits, &self.budget)
         })
     }
 
-    /// Sends the answer to a request, as much of it as the socket takes at once, and at most `cut_after` bytes of an
-    /// answer that is to be cut short. Returns `None` if the answer comes too late: the frontend has answered 503, or
+    /// Sends the answer to a request, as much of it as the socket takes in one go, and at most `cut_after` bytes of an
+    /// answer that a test cuts short. Returns `None` if the answer comes too late: the frontend has answered 503, or
     /// the client is gone.
     ///
-    /// Never blocks: the event loop sends the bytes that the socket does not take at once, and counts them. `memory` is
-    /// the worker's reservation for the answer.
+    /// Never blocks: the event loop sends the remaining bytes later. `memory` is the worker's reservation for the
+    /// answer, which ends here: the connection counts the remaining bytes.
     pub fn send(
         &self,
-        slot: Slot,
+        handle: RequestHandle,
         response: Response,
         cut_after: Option<usize>,
         memory: Option<Reservation>,
     ) -> Option<Delivery> {
-        let stopping = self.stopping.load(Ordering::SeqCst);
+        let is_stopping = self.is_stopping.load(Ordering::SeqCst);
         let (delivery, unfinished) =
-            self.lock(slot.index)?.client_of(slot)?.send_answer(response, cut_after, stopping);
-        // Releases the worker's reservation: the connection counts the bytes that the socket did not take.
+            self.lock(handle.index)?.connection_of(handle)?.send_answer(response, cut_after, is_stopping);
+        // Releases the worker's reservation, because the connection has counted the bytes that the socket did not take.
         drop(memory);
         if unfinished {
-            self.queue_for_loop(slot.index);
+            self.queue_for_loop(handle.index);
         }
         Some(delivery)
     }
 
-    /// Tells the event loop that so many clients are answered together, so that their next requests get one ticket.
-    pub fn announce_answers(&self, clients: usize) {
-        self.answered_together.store(clients, Ordering::Relaxed);
+    /// Tells the event loop that `count` clients are answered together, so that it waits for their next requests and
+    /// sends one ticket for all of them.
+    pub fn expect_requests(&self, count: usize) {
+        self.expected_requests.store(count, Ordering::Relaxed);
     }
 
-    /// Returns the number of connections in each state of [`STATE_LABELS`], and the most connections that there may
-    /// be. Locks each slot in turn.
+    /// Returns the number of connections in each state of [`STATE_LABELS`], and the limit `max_connections`. Locks each
+    /// slot in turn.
     pub fn count_connections(&self) -> (impl Iterator<Item = (&'static str, usize)>, usize) {
         let mut counts = [0; STATE_LABELS.len()];
         let labels = self.map_connections(|_, connection| Some(connection.label_index()));
@@ -109,35 +111,36 @@ impl Slots {
         self.entries.len()
     }
 
-    /// Marks a request as being executed, so that its connection is not closed for another client. Returns false if
-    /// its client does not wait for the answer any more.
-    pub fn begin(&self, slot: Slot) -> bool {
-        self.lock(slot.index).is_some_and(|mut entry| entry.client_of(slot).map(Connection::begin).is_some())
+    /// Records that a worker executes a request, so that its connection is not closed for another client. Returns false
+    /// if the client does not wait for the answer any more.
+    pub fn mark_executing(&self, handle: RequestHandle) -> bool {
+        self.lock(handle.index)
+            .is_some_and(|mut entry| entry.connection_of(handle).map(Connection::mark_executing).is_some())
     }
 
     /// Returns true if the client of a request does not wait for its answer any more. Locks the slot for a moment.
-    pub fn is_abandoned(&self, slot: Slot) -> bool {
-        self.lock(slot.index).is_none_or(|mut entry| entry.client_of(slot).is_none())
+    pub fn is_abandoned(&self, handle: RequestHandle) -> bool {
+        self.lock(handle.index).is_none_or(|mut entry| entry.connection_of(handle).is_none())
     }
 }
 
 impl Slots {
-    /// Creates free slots for as many connections as the limits allow.
+    /// Creates a table with a free slot for each connection that the limits allow, and for surplus clients.
     pub(super) fn new(limits: Arc<Limits>, budget: Budget, waker: Waker) -> Slots {
         Slots {
-            entries: (0..limits.max_connections + MAX_SURPLUS).map(|_| Mutex::default()).collect(),
+            entries: (0..limits.max_connections + MAX_SURPLUS_CLIENTS).map(|_| Mutex::default()).collect(),
             budget,
-            shortage: AtomicBool::default(),
+            memory_shortage: AtomicBool::default(),
             limits,
             waker,
-            stopping: AtomicBool::default(),
-            queued_for_loop: Mutex::default(),
-            answered_together: AtomicUsize::default(),
+            is_stopping: AtomicBool::default(),
+            slots_for_loop: Mutex::default(),
+            expected_requests: AtomicUsize::default(),
             warnings: Arc::default(),
         }
     }
 
-    /// Locks a slot, if there is one of that index.
+    /// Locks the slot with this index; `None` if there is none.
     pub(super) fn lock(&self, index: u32) -> Option<MutexGuard<'_, SlotContents>> {
         Some(self.entries.get(index as usize)?.lock())
     }
@@ -148,36 +151,36 @@ impl Slots {
         entries.filter_map(|(index, entry)| look(index, entry.lock().connection.as_deref()?)).collect()
     }
 
-    /// Makes the event loop advance a connection. Only the first of several calls wakes the loop.
+    /// Makes the event loop advance the connection in a slot. Wakes the loop only if no slot was queued before.
     fn queue_for_loop(&self, index: u32) {
-        let mut queued_for_loop = self.queued_for_loop.lock();
-        queued_for_loop.push(index);
-        if queued_for_loop.len() == 1 {
-            drop(queued_for_loop);
-            self.wake();
+        let mut slots_for_loop = self.slots_for_loop.lock();
+        slots_for_loop.push(index);
+        if slots_for_loop.len() == 1 {
+            drop(slots_for_loop);
+            self.wake_loop();
         }
     }
 
-    /// Moves the slots of scheduled connections to the end of the list `due`.
-    pub(super) fn take_queued(&self, due: &mut Vec<u32>) {
-        due.append(&mut self.queued_for_loop.lock());
+    /// Moves the slots that workers have queued for the event loop to the end of the list `due`.
+    pub(super) fn take_queued_slots(&self, due: &mut Vec<u32>) {
+        due.append(&mut self.slots_for_loop.lock());
     }
 
-    /// Makes the event loop close connections for their memory, as a worker waits for some.
+    /// Tells the event loop that a worker waits for memory, so that it closes connections.
     pub(super) fn report_shortage(&self) {
-        if !self.shortage.swap(true, Ordering::Relaxed) {
-            self.wake();
+        if !self.memory_shortage.swap(true, Ordering::Relaxed) {
+            self.wake_loop();
         }
     }
 
     /// Makes the event loop begin a stop. Returns at once; a further call changes nothing.
     pub(super) fn begin_stop(&self) {
-        self.stopping.store(true, Ordering::SeqCst);
-        self.wake();
+        self.is_stopping.store(true, Ordering::SeqCst);
+        self.wake_loop();
     }
 
     /// Ends the event loop's wait for events.
-    fn wake(&self) {
+    fn wake_loop(&self) {
         if let Err(error) = self.waker.wake() {
             log::error!("answers may be late, as the frontend cannot be woken ({error}): restart userd");
         }

@@ -8,22 +8,22 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 use std::{collections::HashMap, fmt, mem, net::IpAddr};
 
-/// The least time between two lines about one reason.
-const LINE_INTERVAL: Duration = Duration::from_secs(1);
+/// The shortest time between two log lines with the same reason.
+const MIN_LINE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// For each reason: the time from which the next line may be logged, and the number of lines that were skipped since
-/// the last one.
+/// Limits the log lines about clients that are answered 503. Has, for each reason, the time from which the next line
+/// may be logged, and the number of lines that were skipped since the last one.
 #[derive(Default)]
 pub struct Warnings(Mutex<HashMap<&'static str, (Instant, u64)>>);
 
 impl Warnings {
-    /// Warns that a request is refused, at most once a second for each reason.
+    /// Warns that a request is refused with 503; logs at most one line a second for each reason.
     pub fn warn_of_refusal(&self, why: BusyReason, client: Option<IpAddr>, id: &RequestId) {
         self.warn(why.text(), format_args!(", client={}", ClientName(client)), Some(id));
     }
 
-    /// Logs a warning, if the last line about this reason is long enough ago. `id` names the request that is refused,
-    /// if there is one. The logger of a program that embeds the service may panic, which loses this line alone.
+    /// Logs a warning, if the last line with this reason is at least a second old. `id` is the id of the refused
+    /// request, if there is one. A panic of the logger, which may be the embedding program's, loses this line alone.
     pub fn warn(&self, why: &'static str, detail: fmt::Arguments, id: Option<&RequestId>) {
         if let Some(skipped) = self.take_skipped_if_due(Instant::now(), why) {
             let more = match skipped {
@@ -44,7 +44,7 @@ impl Warnings {
             *skipped += 1;
             return None;
         }
-        *next = now + LINE_INTERVAL;
+        *next = now + MIN_LINE_INTERVAL;
         Some(mem::take(skipped))
     }
 }

@@ -7,8 +7,8 @@ mod workers;
 
 use crate::app::{self, App, Verdict};
 use crate::config::{Config, Limits};
-use crate::frontend::{AnswerAtOnce, ClientName, Frontend, Listener, Resources};
-pub use crate::frontend::{address, addresses};
+use crate::frontend::{AnswerWithoutWorker, ClientName, Frontend, Listener, Resources};
+pub use crate::frontend::{resolve_addresses, shown_address};
 use crate::http::{Request, RequestId};
 use crate::{db::target::Target, error::StartError};
 use lanes::Capacity;
@@ -102,10 +102,10 @@ impl BoundServer {
         let (http, stream) = relay::start()?;
         let resources = Resources {
             budget: app.operations.budget.clone(),
-            answer_at_once: answer_at_once(app.clone()),
+            answer_without_worker: answer_without_worker(app.clone()),
             metrics: app.metrics.clone(),
         };
-        let (frontend, slots) = Frontend::open(self.listener, limits, resources, stream, on_broken)?;
+        let (frontend, slots) = Frontend::start(self.listener, limits, resources, stream, on_broken)?;
         let capacity = Capacity {
             sessions: config.workers.min(config.db_pool_size as usize),
             hashers: app.operations.max_hashers(),
@@ -184,7 +184,7 @@ impl Drop for Server {
 
 /// Returns the function by which the frontend answers `/livez` and `/readyz` without a worker. A worker answers a
 /// request with a body, because judging a large body may block.
-fn answer_at_once(app: Arc<App>) -> AnswerAtOnce {
+fn answer_without_worker(app: Arc<App>) -> AnswerWithoutWorker {
     Box::new(move |request: &Request, id: &RequestId| {
         if !request.body.is_empty() || !app::is_answered_at_once(request.path()) {
             return None;

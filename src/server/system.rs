@@ -1,7 +1,7 @@
 //! The limits that the system sets for open descriptors and threads. If a limit is too low, the server does not start,
 //! because it would fail requests under load.
 
-use crate::{config::Config, error::StartError, frontend::MAX_SURPLUS};
+use crate::{config::Config, error::StartError, frontend::MAX_SURPLUS_CLIENTS};
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 use parking_lot::Mutex;
 use std::{fs, io, thread};
@@ -34,7 +34,7 @@ fn possible_connections(config: &Config) -> io::Result<usize> {
     let open = fs::read_dir("/proc/self/fd").map_or(SPARE_DESCRIPTORS, |open| open.count() as u64);
     let others = open + SESSION_DESCRIPTORS * u64::from(config.db_pool_size);
     let least = others + SPARE_DESCRIPTORS;
-    let others = least + MAX_SURPLUS as u64;
+    let others = least + MAX_SURPLUS_CLIENTS as u64;
     let needed = wanted as u64 + others;
     if soft >= needed {
         return Ok(wanted);

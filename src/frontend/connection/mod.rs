@@ -1,14 +1,14 @@
 //! A connection of a client: its socket, and how far its request or its answer has come.
 //!
-//! Owns the states of a connection, and turns bytes from its socket into a request for the workers; `writing` sends
-//! the answer. Knows nothing of other connections. A worker calls in here to answer, the event loop for all else, each
-//! with the lock of the slot held. Nothing here blocks.
+//! Owns the states of a connection, and turns bytes from its socket into a request for the workers; `writing` sends the
+//! answer. Knows nothing of other connections. Workers call these functions to claim a request and to answer it, the
+//! event loop for all else. The caller holds the lock of the connection's slot. No function here blocks.
 
 mod state;
 mod writing;
 
-use super::claim::{ClaimedRequest, Slot};
-use super::http1::{ArrivedRequest, Progress, framing::Framing, head::AnswerInfo};
+use super::claim::{ClaimedRequest, RequestHandle};
+use super::http1::{FramedRequest, Progress, framing::Framing, head::AnswerInfo};
 use super::{Resources, peers::Peer, warnings::Warnings};
 use crate::budget::{Budget, Reservation};
 use crate::config::Limits;
@@ -25,53 +25,53 @@ pub use writing::{Delivery, LINGER_TIME};
 
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
-/// The most steps (reads, writes, changes of state) of one connection in one iteration of the event loop, before the
-/// next connection has its turn.
+/// The most steps (a read, a write or a change of state) that a connection takes in one iteration of the event loop.
+/// Then the next connection has its turn.
 const MAX_STEPS_PER_ITERATION: usize = 8;
 
-/// The most bytes that a request, a buffer or an answer may have without being counted in the memory budget. Most have
-/// fewer.
-const MAX_UNCOUNTED_BYTES: usize = 1 << 10;
+/// The size in bytes up to which the memory budget does not count a request, a buffer or an answer. Most are smaller.
+const MAX_BYTES_OUTSIDE_BUDGET: usize = 1 << 10;
 
-/// Returns how many bytes of a buffer of this size are counted in the memory budget.
+/// Returns how many bytes the memory budget counts for a request, a buffer or an answer of this size.
 fn counted_bytes(bytes: usize) -> usize {
-    if bytes > MAX_UNCOUNTED_BYTES { bytes } else { 0 }
+    if bytes > MAX_BYTES_OUTSIDE_BUDGET { bytes } else { 0 }
 }
 
-/// The parts of the event loop that a connection uses while it is called.
-pub struct LoopParts {
+/// The parts of the event loop that its connections use: the time, limits, the read buffer, and others.
+pub struct LoopContext {
     /// The time at which this iteration of the event loop began.
     pub now: Instant,
     pub limits: Arc<Limits>,
-    /// Warnings about clients that are answered 503.
+    /// Logs that clients are answered 503: at most one line a second for each reason.
     pub warnings: Arc<Warnings>,
-    /// The kernel's queue of readiness events.
+    /// The kernel's queue of readiness events (epoll), for which sockets are registered.
     pub poll: Poll,
-    /// The buffer that every connection reads into. A connection has a buffer of its own only while its request is
-    /// incomplete.
-    pub scratch: Box<[u8]>,
+    /// The buffer that all connections read into, one after another. A connection copies only bytes that it cannot use
+    /// yet to a buffer of its own.
+    pub read_buffer: Box<[u8]>,
     pub resources: Resources,
-    /// The deadline of a stop; `None` until a stop begins. During a stop, idle connections are closed.
-    pub stop_at: Option<Instant>,
+    /// The time at which a stop of the server ends, even if requests are unanswered; `None` until a stop begins. During
+    /// a stop, idle connections are closed.
+    pub stop_deadline: Option<Instant>,
 }
 
-/// The permit of one open connection: the event loop counts the clones of one `Arc` to know how many connections are
-/// open.
-pub type Admission = Arc<()>;
+/// A permit to be open. Each open connection holds a clone of one `Permit`, so that its reference count tells the event
+/// loop how many connections are open.
+pub type Permit = Arc<()>;
 
-/// The action that the event loop carries out for a connection after it has called the connection.
+/// The action that a connection asks of the event loop, when the event loop has called the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// Wait until the socket has an event or a worker answers.
+    /// Do nothing until the socket has an event or a worker answers.
     Wait,
-    /// Tell a worker of the complete request by a ticket, a line to tiny_http that names the slot of the connection. Do
-    /// nothing if a ticket on its way names the slot already.
-    Ticket,
-    /// Free memory, by closing this connection if no other one may be closed, and call the connection again.
+    /// Send a ticket: a message that wakes a worker and names slots with a complete request. Do nothing if a ticket
+    /// that names this connection's slot is on its way already.
+    WakeWorker,
+    /// Close other connections, because the memory budget is exceeded; answer 503 on this connection if no other one
+    /// may be closed. Then call the connection again.
     FreeMemory,
-    /// Call the connection again in the next iteration.
+    /// Call the connection again in the next iteration, because it has used up its steps in this one.
     Requeue,
-    /// Close the connection.
     Close,
 }
 
@@ -79,54 +79,56 @@ pub enum Action {
 pub struct Connection {
     stream: Socket,
     peer: Peer,
-    /// The client that the memory of the connection counts for: the peer, or the client that a trusted proxy names in
-    /// a head, until that request is answered.
+    /// The client that this connection and its memory are counted for: the peer, or, until a request is answered, the
+    /// client that a trusted proxy names in its head.
     pub client: Peer,
-    /// The number of the request among the requests of this slot. By this number an answer that comes too late is
-    /// recognized.
+    /// The number of the current request among all requests of this slot. An answer with another number comes too late,
+    /// and is dropped.
     generation: u64,
-    /// True if the socket may hold bytes, or an end of sending, that were not read.
-    pub readable: bool,
-    /// True if the client has ended sending. The socket is then read until a read finds its end, even after a short
-    /// read.
-    sending_ended: bool,
-    /// True if the client has reset the connection, so that it takes no answer.
+    /// True if the socket may hold bytes that were not read, or the end of what the client sends.
+    pub may_have_input: bool,
+    /// True if the client has ended sending. No further event comes then, so the socket is read until a read finds the
+    /// end, even after a read that does not fill the buffer.
+    client_ended_sending: bool,
+    /// True if the client has reset the connection: it takes no answer any more.
     is_reset: bool,
-    /// True if the socket is registered for writability, too.
+    /// True if the kernel also reports when the socket can be written, not only when it can be read.
     awaits_writable: bool,
-    /// The permit of the connection; `None` for a surplus connection, which only gets a 503.
-    pub admission: Option<Admission>,
-    /// The reservation of memory: of the buffer and the request until a worker claims the request, then of the answer.
+    /// The permit by which the connection is counted as open. `None` for a surplus connection: it gets a 503, and does
+    /// not count towards `max_connections`.
+    pub permit: Option<Permit>,
+    /// The bytes that the memory budget counts for this connection: bytes that are not parsed yet, the request until a
+    /// worker claims it, and then the part of the answer that the socket has not taken.
     pub memory: Reservation,
     state: State,
 }
 
 impl Connection {
-    /// Creates the connection of a socket that was just accepted. Its requests are numbered from `generation` on.
+    /// Creates the connection of a socket that was just accepted. `generation` is the number of its first request.
     pub fn new(
         stream: Socket,
         peer: Peer,
         generation: u64,
-        admission: Admission,
-        context: &LoopParts,
+        permit: Permit,
+        context: &LoopContext,
     ) -> Connection {
         Connection {
             stream,
             peer,
             client: peer,
             generation,
-            readable: false,
-            sending_ended: false,
+            may_have_input: false,
+            client_ended_sending: false,
             is_reset: false,
             awaits_writable: false,
-            admission: Some(admission),
+            permit: Some(permit),
             memory: context.resources.budget.count(0),
             state: State::Idle { since: context.now, input: Vec::new() },
         }
     }
 
-    /// Hands the complete request over to a worker, with the memory that is counted for it. `None` if there is no
-    /// request, or a worker has claimed it.
+    /// Hands the complete request over to a worker, with the memory that is counted for it. Returns `None` if there is
+    /// no complete request, or if a worker has claimed it already.
     pub fn claim(&mut self, index: u32, limits: &Limits, budget: &Budget) -> Option<ClaimedRequest> {
         let State::Working { since, stage, id, for_answer, input, .. } = &mut self.state else { return None };
         let unclaimed = matches!(stage, Stage::Unclaimed(_)).then_some(stage)?;
@@ -134,7 +136,7 @@ impl Connection {
         let bytes = counted_bytes(request.memory());
         self.memory.resize(counted_bytes(input.len()));
         Some(ClaimedRequest {
-            slot: Slot { index, generation: self.generation },
+            handle: RequestHandle { index, generation: self.generation },
             request,
             id: id.clone(),
             cors: for_answer.cors.clone(),
@@ -143,35 +145,36 @@ impl Connection {
         })
     }
 
-    /// Records that the socket has become readable, has ended or was reset.
-    pub fn note_event(&mut self, event: &Event) {
+    /// Records that the socket has become readable, that the client has ended sending, or that it has reset the
+    /// connection.
+    pub fn record_event(&mut self, event: &Event) {
         let ended = event.is_read_closed() || event.is_error();
-        self.readable |= event.is_readable() || ended;
-        self.sending_ended |= ended;
+        self.may_have_input |= event.is_readable() || ended;
+        self.client_ended_sending |= ended;
         self.is_reset |= event.is_error();
     }
 
-    /// Reads, parses and writes as far as that is possible without waiting.
-    pub fn advance(&mut self, index: u32, context: &mut LoopParts) -> Action {
+    /// Reads, parses and sends as far as the socket allows without waiting. Returns what the event loop is to do next.
+    pub fn advance(&mut self, index: u32, context: &mut LoopContext) -> Action {
         for _ in 0..MAX_STEPS_PER_ITERATION {
             let action = match &self.state {
-                // Closes the connection, so that the command of a client that has reset it is not executed. (A client
-                // that has only ended sending still reads its answer.)
+                // Closes a connection that the client has reset, so that the client's command is not executed. (A
+                // client that has only ended sending still reads its answer.)
                 State::Working { .. } if self.is_reset => Some(Action::Close),
-                State::Working { stage: Stage::Unclaimed(_), .. } => Some(Action::Ticket),
+                State::Working { stage: Stage::Unclaimed(_), .. } => Some(Action::WakeWorker),
                 State::Working { .. } => Some(Action::Wait),
-                State::Arriving { awaits_continue: true, .. } => self.ask_for_body(),
+                State::Arriving { awaits_continue: true, .. } => self.send_continue(),
                 State::Idle { .. } | State::Arriving { .. } => {
                     let held = self.memory.bytes();
-                    let action = self.read(context);
+                    let action = self.read_request(context);
                     let budget = &context.resources.budget;
                     let is_short = self.memory.bytes() > held && budget.held_bytes() > budget.limit;
                     action.or(is_short.then_some(Action::FreeMemory))
                 }
-                State::Writing { .. } => self.write_answer(index, context),
-                // Goes on reading before the socket is closed: closing it with unread bytes would reset the connection
+                State::Writing { .. } => self.send_remaining(index, context),
+                // Ends sending and goes on reading: closing a socket with unread bytes would reset the connection
                 // before the client has read the answer.
-                State::Closing if self.readable && self.stream.shutdown(Shutdown::Write).is_ok() => {
+                State::Closing if self.may_have_input && self.stream.shutdown(Shutdown::Write).is_ok() => {
                     self.state = State::Lingering { until: context.now + LINGER_TIME };
                     None
                 }
@@ -185,10 +188,10 @@ impl Connection {
         Action::Requeue
     }
 
-    /// Ends a request, an answer or the connection: if there is a reason `why`, because connections or memory run out,
-    /// else because its deadline has passed. Does nothing if a worker has begun to execute the request, or if the
-    /// deadline has moved.
-    pub fn end(&mut self, why: Option<BusyReason>, index: u32, context: &mut LoopParts) -> Action {
+    /// Ends a request, an answer or an idle connection, because connections or memory run out (`why`), or because the
+    /// deadline of the connection has passed (`None`). With `why`, does nothing if a worker executes the request by
+    /// now; without, does nothing if the deadline has moved.
+    pub fn end_early(&mut self, why: Option<BusyReason>, index: u32, context: &mut LoopContext) -> Action {
         let may_end = match why {
             Some(_) => self.close_cause().is_some(),
             None => self.deadline(&context.limits).is_some_and(|at| at <= context.now),
@@ -204,75 +207,76 @@ impl Connection {
             }
             State::Closing | State::Lingering { .. } => return Action::Close,
         };
-        self.admission.take_if(|_| why.is_some());
+        self.permit.take_if(|_| why.is_some());
         self.refuse(&error, context);
         self.advance(index, context)
     }
 
-    /// Answers 503, because connections or memory run out or the server stops, and then closes the connection.
-    pub fn turn_away(&mut self, why: BusyReason, index: u32, context: &mut LoopParts) -> Action {
-        self.admission = None;
+    /// Answers 503 for the reason `why`, and then closes the connection.
+    pub fn turn_away(&mut self, why: BusyReason, index: u32, context: &mut LoopContext) -> Action {
+        self.permit = None;
         self.refuse(&Error::Busy(why), context);
         self.advance(index, context)
     }
 
-    /// Marks the request of the connection as being executed.
-    pub fn begin(&mut self) {
+    /// Records that a worker executes the request, so that the connection is not closed for another one.
+    pub fn mark_executing(&mut self) {
         if let State::Working { stage, .. } = &mut self.state {
-            *stage = Stage::Begun;
+            *stage = Stage::Executing;
         }
     }
 
-    /// Closes the connection unless a request has arrived by now.
-    fn close_if_idle(&mut self, index: u32, context: &mut LoopParts) -> Action {
-        self.readable = true;
+    /// Closes an idle connection, but reads from it once more before: a request that has just arrived is served.
+    fn close_if_idle(&mut self, index: u32, context: &mut LoopContext) -> Action {
+        self.may_have_input = true;
         match self.advance(index, context) {
             Action::Wait if matches!(self.state, State::Idle { .. }) => Action::Close,
             action => action,
         }
     }
 
-    /// Parses bytes that were read together with the last request. If there are none, reads from the socket.
-    fn read(&mut self, context: &mut LoopParts) -> Option<Action> {
+    /// Parses the bytes that were read together with the previous request. If there are none, reads from the socket and
+    /// parses what arrives. Returns `None` if the connection can go on at once.
+    fn read_request(&mut self, context: &mut LoopContext) -> Option<Action> {
         if matches!(&self.state, State::Idle { input, .. } if !input.is_empty()) {
-            self.parse(&[], context);
+            self.parse_input(&[], context);
             return None;
         }
-        if !self.readable {
-            let is_over = context.stop_at.is_some() && matches!(self.state, State::Idle { .. });
+        if !self.may_have_input {
+            let is_over = context.stop_deadline.is_some() && matches!(self.state, State::Idle { .. });
             return Some(if is_over { Action::Close } else { Action::Wait });
         }
-        let mut scratch = mem::take(&mut context.scratch);
-        let action = match self.receive(&mut scratch) {
+        let mut read_buffer = mem::take(&mut context.read_buffer);
+        let action = match self.read_socket(&mut read_buffer) {
             Ok(count @ 1..) => {
-                self.parse(&scratch[..count], context);
+                self.parse_input(&read_buffer[..count], context);
                 None
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => None,
             _ => Some(Action::Close),
         };
-        context.scratch = scratch;
+        context.read_buffer = read_buffer;
         action
     }
 
-    /// Reads once, and records whether the socket may have more. The event loop is told only of new bytes (edge
-    /// triggering), so a socket is read until it is empty: until a read fails, or is short before the client has ended
-    /// sending.
-    fn receive(&mut self, scratch: &mut [u8]) -> io::Result<usize> {
+    /// Reads once from the socket, and records whether the socket may hold more. The kernel reports only new bytes
+    /// (edge triggering), so the caller reads until a read fails or does not fill the buffer. After the client has
+    /// ended sending, only a read of 0 bytes is the last one.
+    fn read_socket(&mut self, read_buffer: &mut [u8]) -> io::Result<usize> {
         loop {
-            let result = self.stream.read(scratch);
+            let result = self.stream.read(read_buffer);
             match &result {
-                Ok(count) => self.readable = *count == scratch.len() || self.sending_ended,
+                Ok(count) => self.may_have_input = *count == read_buffer.len() || self.client_ended_sending,
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(_) => self.readable = false,
+                Err(_) => self.may_have_input = false,
             }
             return result;
         }
     }
 
-    /// Parses the bytes that were kept, with the `fresh` bytes behind them, and enters the state that follows. A head
-    /// or a body that goes on arriving keeps its deadline.
-    fn parse(&mut self, fresh: &[u8], context: &mut LoopParts) {
+    /// Parses the bytes that earlier reads have left, followed by the `fresh` bytes, and enters the state that follows.
+    /// The deadline of a head or a body does not move while it arrives.
+    fn parse_input(&mut self, fresh: &[u8], context: &mut LoopContext) {
         let (now, limits) = (context.now, &context.limits);
         let (mut framing, mut input, mut began) = match mem::replace(&mut self.state, State::Closing) {
             State::Arriving { since, framing, input, .. } => (framing, input, Some(since)),
@@ -280,35 +284,35 @@ impl Connection {
             other => return self.state = other,
         };
         let (was_in_body, mut used) = (framing.is_in_body(), 0);
-        // Copies no bytes of a request that arrives in one piece.
+        // Copies no bytes if the request arrives in one piece.
         let bytes = if input.is_empty() {
             fresh
         } else {
             input.extend_from_slice(fresh);
             &input
         };
-        let step = framing.advance(bytes, &mut used, limits);
+        let step = framing.parse_more(bytes, &mut used, limits);
         let input = bytes[used..].to_vec();
-        if let Ok(Progress::Complete(arrived)) = step {
-            return self.handle_arrived(arrived, framing.for_answer, input, context);
+        if let Ok(Progress::Complete(framed_request)) = step {
+            return self.handle_request(framed_request, framing.for_answer, input, context);
         }
         if framing.is_in_body() != was_in_body {
             began = None;
-            self.client = self.peer.client_of_request(framing.client());
+            self.client = self.peer.client_of_request(framing.forwarded_client());
         }
         // Counts the whole body before its bytes arrive. Otherwise many bodies could begin to arrive that together need
         // more memory than there is.
         self.memory.resize(counted_bytes(input.len()) + framing.max_bytes(limits).map_or(0, counted_bytes));
-        let awaits_continue = matches!(step, Ok(Progress::Continue));
+        let awaits_continue = matches!(step, Ok(Progress::AwaitsContinue));
         self.state = State::Arriving { since: began.unwrap_or(now), framing, input, awaits_continue };
         if let Err(error) = step {
             self.refuse(&error, context);
         }
     }
 
-    /// Sends 100 (Continue). Closes the connection if the socket does not take so few bytes, because the client then
-    /// has not read earlier answers.
-    fn ask_for_body(&mut self) -> Option<Action> {
+    /// Sends 100 (Continue), for which the client waits before it sends the body. Closes the connection if the socket
+    /// does not take these few bytes: the client then does not read earlier answers.
+    fn send_continue(&mut self) -> Option<Action> {
         if let State::Arriving { awaits_continue, .. } = &mut self.state {
             *awaits_continue = false;
         }
@@ -316,19 +320,19 @@ impl Connection {
         (sent != Some(CONTINUE.len())).then_some(Action::Close)
     }
 
-    /// Answers a complete request if it needs no worker, else keeps it until a worker claims it.
-    fn handle_arrived(
+    /// Answers a complete request if it needs no worker; otherwise keeps the request until a worker claims it.
+    fn handle_request(
         &mut self,
-        arrived: ArrivedRequest,
+        framed_request: FramedRequest,
         mut for_answer: AnswerInfo,
         mut input: Vec<u8>,
-        context: &mut LoopParts,
+        context: &mut LoopContext,
     ) {
-        let ArrivedRequest { mut request, mut persistence } = arrived;
+        let FramedRequest { mut request, mut persistence } = framed_request;
         let (more, budget) = (counted_bytes(input.len()), &context.resources.budget);
         if more > 0 && budget.held_bytes() + more > budget.limit {
-            // Drops the bytes behind this request if they exceed the memory budget. The end of the connection tells
-            // the client that its further requests got no answer.
+            // Drops the bytes behind this request if they exceed the memory budget. The connection is closed after the
+            // answer, which tells the client that its further requests get none.
             persistence = Persistence::Close;
             input = Vec::new();
         }
@@ -336,12 +340,12 @@ impl Connection {
         self.client = self.peer.client_of_request(request.peer);
         request.peer = self.client.address;
         let id = for_answer.id.take().unwrap_or_else(RequestId::new);
-        let answer = (context.resources.answer_at_once)(&request, &id);
+        let answer = (context.resources.answer_without_worker)(&request, &id);
         let (since, stage) = (context.now, Stage::Unclaimed(request));
         self.state = State::Working { since, stage, persistence, id, for_answer, input };
         if let Some(answer) = answer {
-            // Ignores the returned values: the caller advances this connection in any case.
-            self.send_answer(answer, None, context.stop_at.is_some());
+            // Ignores what `send_answer` returns, because the caller advances this connection in any case.
+            self.send_answer(answer, None, context.stop_deadline.is_some());
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The states of a connection, their deadlines, and whether a connection may be closed for another one. Pure.
+//! The states of a connection, their deadlines, and whether a connection may be closed for another one. Does no input
+//! or output.
 
 use super::{Connection, writing::UnsentAnswer};
 use crate::config::Limits;
@@ -9,10 +10,11 @@ use crate::frontend::{
 use crate::http::{Persistence, Request, RequestId};
 use std::time::{Duration, Instant};
 
-/// The states of a connection. `since` is the time at which the state began: its deadline counts from there, whatever
-/// bytes arrive. `input` has bytes that were read and not parsed yet.
+/// The states of a connection. `since` is the time at which the state began: its deadline counts from there, even if
+/// bytes arrive later. `input` has bytes that were read from the socket and are not parsed yet.
 pub(super) enum State {
-    /// The connection is between requests; the beginning of the next one may have been read with the last one.
+    /// The connection is between requests. `input` may have the beginning of the next request, if it was read together
+    /// with the previous one.
     Idle { since: Instant, input: Vec<u8> },
     /// A head or a body is arriving. If `awaits_continue`, the client waits for 100 (Continue) before it sends the
     /// body.
@@ -26,29 +28,30 @@ pub(super) enum State {
         for_answer: AnswerInfo,
         input: Vec<u8>,
     },
-    /// The socket did not take all of an answer.
+    /// An answer is being sent: the socket has not taken all of it yet.
     Writing { since: Instant, answer: UnsentAnswer },
-    /// The last answer is sent: the event loop is to close the connection.
+    /// The event loop is to close the connection: the last answer is sent, or a write has failed.
     Closing,
-    /// The socket is shut down for writing, and bytes that arrive before the time `until` are discarded.
+    /// The server has ended sending. It reads and discards what the client sends until the time `until`, because
+    /// closing a socket with unread bytes would reset the connection.
     Lingering { until: Instant },
 }
 
-/// The label of each state in the metric `userd_http_connections`.
+/// The label of each state in the metric `userd_http_connections`, in the order of [`Connection::label_index`].
 pub const STATE_LABELS: [&str; 5] = ["idle", "reading", "working", "writing", "closing"];
 
-/// How far a complete request has come.
+/// How far the workers have come with a complete request.
 pub(super) enum Stage {
-    /// The request waits for a worker.
+    /// No worker has claimed the request yet.
     Unclaimed(Request),
     /// A worker has claimed the request, and may have queued its command.
     Claimed,
     /// A worker executes the request.
-    Begun,
+    Executing,
 }
 
 impl Connection {
-    /// Returns the position of this state's label in [`STATE_LABELS`].
+    /// Returns the index of the label of the connection's state in [`STATE_LABELS`].
     pub fn label_index(&self) -> usize {
         match &self.state {
             State::Idle { .. } => 0,
@@ -59,13 +62,13 @@ impl Connection {
         }
     }
 
-    /// Returns whether a request is arriving, or is with the workers.
+    /// Returns true if a request is arriving, or is complete and waits for its answer.
     pub fn has_request(&self) -> bool {
         matches!(self.state, State::Arriving { .. } | State::Working { .. })
     }
 
-    /// Returns true if a request is arriving, or waits for a worker. Once a worker has claimed a request, it is
-    /// executed, so its client is not told that it is refused.
+    /// Returns true if a request is arriving, or waits for a worker. Once a worker has claimed a request, it will be
+    /// executed, so its client must not be told that it is refused.
     pub fn request_may_be_refused(&self) -> bool {
         match &self.state {
             State::Working { stage, .. } => matches!(stage, Stage::Unclaimed(_)),
@@ -73,27 +76,28 @@ impl Connection {
         }
     }
 
-    /// Returns whether the request of this generation still waits for its answer.
+    /// Returns true if the request with the number `generation` still waits for its answer.
     pub fn awaits_answer(&self, generation: u64) -> bool {
         self.generation == generation && matches!(self.state, State::Working { .. })
     }
 
-    /// Returns the reason for which this connection may be closed for another one, and the time since which the reason
-    /// holds; `None` if it may not be closed.
+    /// Returns why this connection may be closed for another one, and since when that is so; `None` if the connection
+    /// may not be closed.
     pub fn close_cause(&self) -> Option<(CloseCause, Instant)> {
-        if self.admission.is_none() || self.client.is_trusted_proxy {
+        if self.permit.is_none() || self.client.is_trusted_proxy {
             return None;
         }
         match &self.state {
             State::Idle { since, .. } | State::Lingering { until: since } => Some((CloseCause::Idle, *since)),
             State::Arriving { since, .. } => Some((CloseCause::Incomplete, *since)),
-            State::Writing { answer, .. } => Some((CloseCause::Stalled, answer.moved_at)),
-            State::Working { stage: Stage::Begun, .. } | State::Closing => None,
+            State::Writing { answer, .. } => Some((CloseCause::Stalled, answer.last_sent_at)),
+            State::Working { stage: Stage::Executing, .. } | State::Closing => None,
             State::Working { since, .. } => Some((CloseCause::Queued, *since)),
         }
     }
 
-    /// Returns the deadline of the state.
+    /// Returns the time at which the event loop ends the state that the connection is in; `None` if the connection is
+    /// about to be closed anyway.
     pub fn deadline(&self, limits: &Limits) -> Option<Instant> {
         let (since, time) = match &self.state {
             State::Idle { since, .. } => (since, limits.idle_timeout),

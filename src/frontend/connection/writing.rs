@@ -1,6 +1,6 @@
 //! Sends answers and refusals over the socket of a connection, and ends the connection.
 
-use super::{Action, Connection, LoopParts, State, counted_bytes};
+use super::{Action, Connection, LoopContext, State, counted_bytes};
 use crate::error::{BusyReason, Error};
 use crate::frontend::http1::head::AnswerInfo;
 use crate::frontend::peers::{ClientName, Peer};
@@ -11,57 +11,58 @@ use std::io::{self, ErrorKind};
 use std::time::{Duration, Instant};
 use std::{fmt, mem, os::fd::AsRawFd};
 
-/// How long a refused client is read from before the connection is closed. Closing a socket with unread bytes resets
-/// the connection, and the reset overtakes the answer.
+/// How long the server reads from a client after the last answer, before it closes the connection. Closing a socket
+/// with unread bytes resets the connection, and the reset overtakes the answer.
 pub const LINGER_TIME: Duration = Duration::from_secs(1);
 
-/// The bytes of an answer that the client's socket took at once.
+/// How many bytes of an answer the socket took in the first write, and how many the answer has; for the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Delivery {
-    /// The bytes that the socket took. The event loop sends the remaining ones, and logs a line if the client does not
-    /// take them.
-    pub taken: usize,
-    /// The bytes of the whole answer.
-    pub length: usize,
+    /// The number of bytes that the socket took in the first write. The event loop sends the remaining ones, and logs a
+    /// line if the client does not take them.
+    pub sent_bytes: usize,
+    /// The number of bytes of the whole answer.
+    pub total_bytes: usize,
 }
 
-/// Writes `2048B`, or `1024B of 2048B so far`.
+/// Shows `2048B`, or `1024B of 2048B so far`.
 impl fmt::Display for Delivery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Delivery { taken, length } = self;
-        if taken == length { write!(f, "{length}B") } else { write!(f, "{taken}B of {length}B so far") }
+        let Delivery { sent_bytes: sent, total_bytes: total } = self;
+        if sent == total { write!(f, "{total}B") } else { write!(f, "{sent}B of {total}B so far") }
     }
 }
 
-/// An answer of which the socket has not taken all bytes.
+/// An answer of which the socket has not taken all bytes yet.
 pub(super) struct UnsentAnswer {
     bytes: Vec<u8>,
-    sent: usize,
+    sent_bytes: usize,
     id: RequestId,
     /// The time at which the socket last took bytes of the answer.
-    pub moved_at: Instant,
-    /// The bytes that were read behind the request; `None` if the connection is closed after the answer.
-    input: Option<Vec<u8>>,
+    pub last_sent_at: Instant,
+    /// The bytes of the next request that were read together with the answered one; `None` if the connection is closed
+    /// after the answer.
+    next_input: Option<Vec<u8>>,
 }
 
 impl UnsentAnswer {
     fn is_sent(&self) -> bool {
-        self.sent == self.bytes.len()
+        self.sent_bytes == self.bytes.len()
     }
 
-    /// Logs that the client did not take all of the answer before its deadline, or before connections or memory ran
-    /// out (`why`).
+    /// Logs that the client got only a part of the answer, because its deadline has passed (`None`), or because
+    /// connections or memory run out (`why`).
     pub fn log_cut_off(&self, peer: Peer, why: Option<BusyReason>) {
         let why = why.map_or("after WRITE_TIMEOUT", BusyReason::text);
-        let (client, sent, length) = (ClientName(peer.address), self.sent, self.bytes.len());
+        let (client, sent, length) = (ClientName(peer.address), self.sent_bytes, self.bytes.len());
         let line = format_args!("cut off: {client} took {sent} of the {length} bytes of an answer ({why})");
         log_line(log::Level::Info, Some(&self.id), line);
     }
 }
 
 impl Connection {
-    /// Answers with a refusal, and then ends the connection.
-    pub fn refuse(&mut self, error: &Error, context: &mut LoopParts) {
+    /// Makes `error` the last answer on this connection. The next call of `advance` sends it.
+    pub fn refuse(&mut self, error: &Error, context: &mut LoopContext) {
         let AnswerInfo { id, cors, head_only, client } = match mem::replace(&mut self.state, State::Closing) {
             State::Arriving { framing, .. } => framing.for_answer,
             State::Working { id, for_answer, .. } => AnswerInfo { id: Some(id), ..for_answer },
@@ -84,66 +85,68 @@ impl Connection {
         self.generation += 1;
         self.memory.resize(0);
         let bytes = response.into_bytes(Persistence::Close, head_only, &id);
-        let answer = UnsentAnswer { bytes, sent: 0, id, moved_at: context.now, input: None };
+        let answer = UnsentAnswer { bytes, sent_bytes: 0, id, last_sent_at: context.now, next_input: None };
         self.state = State::Writing { since: context.now, answer };
-        // Reads the socket again, because more bytes of the refused request may come.
-        self.readable = true;
+        // Assumes unread bytes, because more bytes of the refused request may come: they are read before the connection
+        // is closed.
+        self.may_have_input = true;
     }
 
-    /// Sends a worker's answer, as much of it as the socket takes, and keeps the remaining bytes. `cut_after` limits
-    /// the bytes of an answer that is to be cut short. Returns the number of bytes that were taken, and whether the
-    /// event loop has to advance this connection now. Call it only for a request in work.
+    /// Sends the answer to a complete request as far as the socket takes it, and keeps the remaining bytes for the
+    /// event loop. Sends at most `cut_after` bytes, and then closes the connection, if a test asks for that. Returns
+    /// how many bytes were sent, and true if the event loop has to advance this connection now. Panics if no request
+    /// waits for an answer.
     pub fn send_answer(
         &mut self,
         mut response: Response,
         cut_after: Option<usize>,
-        stopping: bool,
+        is_stopping: bool,
     ) -> (Delivery, bool) {
         let state = mem::replace(&mut self.state, State::Closing);
         let State::Working { persistence, id, for_answer, input, .. } = state else {
             unreachable!("the caller has made sure that a request is in work");
         };
-        // Changes the generation, so that a later answer to this request is dropped.
+        // Increases the number of the current request, so that a later answer to this request is dropped.
         self.generation += 1;
         for_answer.cors.add_to(&mut response);
-        let persistence = if stopping { Persistence::Close } else { persistence };
+        let persistence = if is_stopping { Persistence::Close } else { persistence };
         let closes = persistence == Persistence::Close || cut_after.is_some();
-        self.readable |= closes && !input.is_empty();
+        self.may_have_input |= closes && !input.is_empty();
         let mut bytes = response.into_bytes(persistence, for_answer.head_only, &id);
         bytes.truncate(cut_after.unwrap_or(usize::MAX));
-        let (now, length, input) = (Instant::now(), bytes.len(), (!closes).then_some(input));
-        let mut answer = UnsentAnswer { bytes, sent: 0, id, moved_at: now, input };
-        let result = self.write_bytes(&mut answer, now);
-        let taken = answer.sent;
+        let (now, total_bytes, next_input) = (Instant::now(), bytes.len(), (!closes).then_some(input));
+        let mut answer = UnsentAnswer { bytes, sent_bytes: 0, id, last_sent_at: now, next_input };
+        let result = self.send_bytes(&mut answer, now);
+        let sent_bytes = answer.sent_bytes;
         match result {
             Ok(()) if answer.is_sent() => self.finish_answer(answer, now),
             Ok(()) => {
-                let input = answer.input.as_ref().map_or(0, Vec::len);
+                let input = answer.next_input.as_ref().map_or(0, Vec::len);
                 self.memory.resize(counted_bytes(answer.bytes.capacity()) + counted_bytes(input));
                 self.state = State::Writing { since: now, answer };
             }
-            Err(_) => self.give_up(),
+            Err(_) => self.mark_broken(),
         }
         let idle = matches!(&self.state, State::Idle { input, .. } if input.is_empty());
-        (Delivery { taken, length }, stopping || self.readable || !idle)
+        (Delivery { sent_bytes, total_bytes }, is_stopping || self.may_have_input || !idle)
     }
 
-    /// Sends more of an answer. Returns `None` once all of it is sent.
-    pub(super) fn write_answer(&mut self, index: u32, context: &mut LoopParts) -> Option<Action> {
+    /// Sends more of an answer that the socket did not take in one write. Returns `None` once all of it is sent.
+    pub(super) fn send_remaining(&mut self, index: u32, context: &mut LoopContext) -> Option<Action> {
         let State::Writing { since, mut answer } = mem::replace(&mut self.state, State::Closing) else {
             return None;
         };
-        if self.write_bytes(&mut answer, context.now).is_err() {
+        if self.send_bytes(&mut answer, context.now).is_err() {
             return Some(Action::Close);
         }
         let done = answer.is_sent();
         if self.awaits_writable == done {
-            // Asks the kernel to report when the socket can be written only after a write that did not take all bytes.
-            // Such a write is rare, and a Unix socket would otherwise be reported after every answer.
+            // Asks the kernel to report when the socket can be written, but only after a write that did not take all
+            // bytes. Such a write is rare, and a Unix socket would otherwise be reported after every answer.
             self.awaits_writable = !done;
-            let interest = interest(!done);
+            let interest = if done { Interest::READABLE } else { Interest::READABLE | Interest::WRITABLE };
             let (fd, token) = (self.stream.as_raw_fd(), Token(index as usize));
-            // Misses no event, because registering anew reports a socket that is writable already.
+            // Misses no event: registering the socket anew reports that it is writable already.
             if context.poll.registry().reregister(&mut SourceFd(&fd), token, interest).is_err() {
                 return Some(Action::Close);
             }
@@ -156,12 +159,12 @@ impl Connection {
         None
     }
 
-    /// Sends until the socket takes no more.
-    fn write_bytes(&mut self, answer: &mut UnsentAnswer, now: Instant) -> io::Result<()> {
+    /// Sends bytes of the answer until all are sent or the socket takes no more.
+    fn send_bytes(&mut self, answer: &mut UnsentAnswer, now: Instant) -> io::Result<()> {
         while !answer.is_sent() {
-            // MSG_NOSIGNAL makes writing to a client that is gone an error, without a signal.
-            match self.stream.send_with_flags(&answer.bytes[answer.sent..], MSG_NOSIGNAL) {
-                Ok(count) => (answer.sent, answer.moved_at) = (answer.sent + count, now),
+            // Sets MSG_NOSIGNAL, so that writing to a client that is gone returns an error and does not raise SIGPIPE.
+            match self.stream.send_with_flags(&answer.bytes[answer.sent_bytes..], MSG_NOSIGNAL) {
+                Ok(count) => (answer.sent_bytes, answer.last_sent_at) = (answer.sent_bytes + count, now),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
@@ -170,11 +173,11 @@ impl Connection {
         Ok(())
     }
 
-    /// Enters the state that follows a sent answer.
+    /// Enters the state that follows a sent answer: idle or closing.
     fn finish_answer(&mut self, answer: UnsentAnswer, now: Instant) {
-        self.memory.resize(counted_bytes(answer.input.as_ref().map_or(0, Vec::len)));
+        self.memory.resize(counted_bytes(answer.next_input.as_ref().map_or(0, Vec::len)));
         self.client = self.peer;
-        self.state = match answer.input {
+        self.state = match answer.next_input {
             Some(input) => State::Idle { since: now, input },
             None => State::Closing,
         };
@@ -182,25 +185,20 @@ impl Connection {
 
     /// Marks the connection to be closed without another read or write, because a write has failed: the client is
     /// gone.
-    fn give_up(&mut self) {
+    fn mark_broken(&mut self) {
         self.state = State::Closing;
-        self.readable = false;
+        self.may_have_input = false;
     }
 
-    /// Reads and discards bytes of a client that was refused. Returns `None` while there may be more.
-    pub(super) fn discard_input(&mut self, context: &mut LoopParts) -> Option<Action> {
-        if !self.readable {
+    /// Reads and discards bytes of a client whose last answer is sent. Returns `None` while there may be more bytes.
+    pub(super) fn discard_input(&mut self, context: &mut LoopContext) -> Option<Action> {
+        if !self.may_have_input {
             return Some(Action::Wait);
         }
-        match self.receive(&mut context.scratch) {
+        match self.read_socket(&mut context.read_buffer) {
             Ok(1..) => None,
             Err(error) if error.kind() == ErrorKind::WouldBlock => None,
             _ => Some(Action::Close),
         }
     }
-}
-
-/// Returns the events that a socket is registered for.
-pub fn interest(awaits_writable: bool) -> Interest {
-    if awaits_writable { Interest::READABLE | Interest::WRITABLE } else { Interest::READABLE }
 }

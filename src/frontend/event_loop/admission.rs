@@ -1,15 +1,15 @@
 //! Admits clients, and closes connections if connections or memory run out.
 //!
-//! The client that holds the most connections, or bytes, loses one first. Behind a trusted proxy, the head of a
-//! request names the client; a connection of the proxy between requests is never closed.
+//! The client that holds the most connections, or the most bytes if memory runs out, loses one first. Behind a trusted
+//! proxy, the head of a request names the client; between requests, a connection of the proxy is never closed.
 //!
 //! A client that is turned away gets a 503, and the event loop goes on reading from it for a while: closing a socket
 //! with unread bytes resets the connection before the client has read the answer. Such *surplus* connections do not
 //! count towards `max_connections`. If no slot is free, the oldest surplus connection is closed.
 
-use super::{EventLoop, SWEEP_PAUSE, register};
+use super::{EventLoop, MIN_SWEEP_PAUSE, register};
 use crate::frontend::{
-    connection::{Action, Admission, Connection},
+    connection::{Action, Connection, Permit},
     peers::{CloseCause, Peer, may_displace},
 };
 use crate::{error::BusyReason, http::PeerKey};
@@ -19,25 +19,25 @@ use std::io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted, WouldB
 use std::time::{Duration, Instant};
 use std::{cmp::Reverse, collections::HashMap, net::IpAddr, sync::atomic::Ordering};
 
-/// The most clients that are accepted before connections are read from again.
-const MAX_ACCEPTS: usize = 64;
-/// The pause of accepting if the system has no descriptor or memory left for a connection.
+/// The most clients that one call of [`EventLoop::accept`] accepts. Then the open connections have their turn.
+const MAX_ACCEPTS_PER_CALL: usize = 64;
+/// How long the event loop accepts no clients if the system has no descriptor or memory left for a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long a client may send and take no byte before its incomplete request or its answer may be dropped to free
 /// memory. Distant clients need up to half a second to acknowledge bytes, and a client may pause.
 const MIN_STALL_TIME: Duration = Duration::from_secs(1);
-/// The part of the budget that is freed when a worker waits for memory: `1 / FREED_PART`.
-const FREED_PART: usize = 8;
-/// The most connections that are picked to be closed before the loop gives up. A picked one stays open if a worker
-/// answers it at that moment.
-const MAX_TRIES: usize = 8;
+/// A worker that waits for memory gets this part of the budget freed: the limit divided by `FREED_DIVISOR`.
+const FREED_DIVISOR: usize = 8;
+/// How often the event loop picks a connection to be closed before it gives up. A picked connection stays open if a
+/// worker answers its request at that moment.
+const MAX_CLOSE_TRIES: usize = 8;
 
 impl EventLoop {
-    /// Accepts waiting clients, up to [`MAX_ACCEPTS`].
+    /// Accepts clients that wait, at most [`MAX_ACCEPTS_PER_CALL`].
     pub(super) fn accept(&mut self) {
         let now = self.context.now;
         self.accept_at = Some(now);
-        for _ in 0..MAX_ACCEPTS {
+        for _ in 0..MAX_ACCEPTS_PER_CALL {
             let Some(listener) = &mut self.listener else {
                 self.accept_at = None;
                 return;
@@ -58,7 +58,7 @@ impl EventLoop {
                 Err(error) => {
                     let detail = format_args!(": {error}");
                     self.context.warnings.warn("no connection can be accepted", detail, None);
-                    if !self.close_oldest_surplus() && !self.close_one(BusyReason::TooManyConnections, None) {
+                    if !self.close_surplus() && !self.close_another(BusyReason::TooManyConnections, None) {
                         self.accept_at = Some(now + ACCEPT_PAUSE);
                         return;
                     }
@@ -72,10 +72,10 @@ impl EventLoop {
         let (now, limits) = (self.context.now, &self.context.limits);
         let peer = Peer::new(address, &limits.trusted_proxies);
         let why = BusyReason::TooManyConnections;
-        let admitted = Admission::strong_count(&self.admission) - 1;
-        let full = admitted >= limits.max_connections && !self.close_one(why, Some(peer));
+        let admitted = Permit::strong_count(&self.permit) - 1;
+        let full = admitted >= limits.max_connections && !self.close_another(why, Some(peer));
         if self.free_slots.is_empty() {
-            self.close_oldest_surplus();
+            self.close_surplus();
         }
         let index = self.free_slots.pop().expect("there is a slot for each");
         if let Err(error) = register(&self.context.poll, &stream, Token(index as usize)) {
@@ -83,24 +83,26 @@ impl EventLoop {
             let detail = format_args!(": {error}");
             return self.context.warnings.warn("a connection cannot be watched", detail, None);
         }
-        self.connection_count += 1;
-        self.sweep_at.get_or_insert(now + SWEEP_PAUSE);
-        let (admission, generation) = (self.admission.clone(), self.connection_count << 32);
-        let connection = Connection::new(stream, peer, generation, admission, &self.context);
+        self.accepted_count += 1;
+        self.sweep_at.get_or_insert(now + MIN_SWEEP_PAUSE);
+        let (permit, generation) = (self.permit.clone(), self.accepted_count << 32);
+        let connection = Connection::new(stream, peer, generation, permit, &self.context);
         self.slots.lock(index).expect("there is a slot for each").connection = Some(Box::new(connection));
         if full {
             self.call_connection(index, |connection, context| connection.turn_away(why, index, context));
         }
     }
 
-    /// Closes a connection to make way for a new one or to free memory. Returns false if none may be closed.
-    fn close_one(&mut self, why: BusyReason, newcomer: Option<Peer>) -> bool {
-        for _ in 0..MAX_TRIES {
+    /// Closes a connection, to make way for a new one or to free memory. `newcomer` is the client that needs the
+    /// connection or the memory; `None` if a worker or the process needs it. Returns false if no connection may be
+    /// closed.
+    fn close_another(&mut self, why: BusyReason, newcomer: Option<Peer>) -> bool {
+        for _ in 0..MAX_CLOSE_TRIES {
             let Some(index) = self.pick_to_close(why, newcomer) else { return false };
             let mut gone = false;
             self.call_connection(index, |connection, context| {
-                let action = connection.end(Some(why), index, context);
-                gone = action == Action::Close || connection.admission.is_none();
+                let action = connection.end_early(Some(why), index, context);
+                gone = action == Action::Close || connection.permit.is_none();
                 action
             });
             if gone {
@@ -110,27 +112,27 @@ impl EventLoop {
         false
     }
 
-    /// Returns the connection to be closed next: one of the client that holds the most connections, or the most bytes
-    /// if memory runs out.
+    /// Returns the slot of the connection to be closed next: one of the client that holds the most connections, or the
+    /// most bytes if memory runs out.
     ///
     /// Idle connections of this client come first, then incomplete requests, then answers that the client does not
-    /// take, then requests that no worker has begun to execute; the oldest first. Without a `newcomer` to be admitted,
-    /// only connections that are idle, or whose client has stalled, may be closed.
+    /// take, then requests that no worker has begun to execute; of several such connections the oldest. Without a
+    /// `newcomer`, only connections that are idle, or whose client has stalled, may be closed.
     fn pick_to_close(&self, why: BusyReason, newcomer: Option<Peer>) -> Option<u32> {
         let mut held: HashMap<PeerKey, usize> = HashMap::new();
         let expendable = self.slots.map_connections(|index, connection| {
-            let key = connection.client.key()?;
+            let key = connection.client.counting_key()?;
             let units = if why == BusyReason::NoMemory { connection.memory.bytes() } else { 1 };
-            if connection.admission.is_some() {
+            if connection.permit.is_some() {
                 *held.entry(key).or_default() += units;
             }
             let (state, since) = connection.close_cause()?;
             (units > 0).then_some((key, state, since, index))
         });
         let held_by = |key| held.get(&key).copied().unwrap_or_default();
-        // A newcomer that is a trusted proxy counts as a client that holds nothing: the client behind it is not
+        // Counts a newcomer that is a trusted proxy as a client that holds nothing: the client behind the proxy is not
         // known yet.
-        let newcomer = newcomer.map(|peer| peer.key().map_or(0, held_by));
+        let newcomer = newcomer.map(|peer| peer.counting_key().map_or(0, held_by));
         let may_close = |&(key, state, since, _): &(PeerKey, CloseCause, Instant, u32)| {
             let displaced = newcomer.is_some_and(|newcomer| may_displace(newcomer, held_by(key), state));
             let stalled = self.context.now >= since + MIN_STALL_TIME;
@@ -148,11 +150,12 @@ impl EventLoop {
             .map(|(.., index)| index)
     }
 
-    /// Brings the held memory below its limit after a connection has grown. Closes other connections; turns the grown
-    /// one away if none may be closed. A request that a worker has claimed by now keeps its memory.
+    /// Brings the held memory below its limit, after the connection in the slot `index` has grown. Closes other
+    /// connections; if none may be closed, answers 503 on the grown one. If a worker has claimed its request by now,
+    /// the request keeps its memory.
     pub(super) fn enforce_memory_limit(&mut self, index: u32, client: Peer) {
         while self.slots.budget.held_bytes() > self.slots.budget.limit {
-            if !self.close_one(BusyReason::NoMemory, Some(client)) {
+            if !self.close_another(BusyReason::NoMemory, Some(client)) {
                 return self.call_connection(index, |connection, context| {
                     if !connection.request_may_be_refused() {
                         return Action::Wait;
@@ -163,23 +166,24 @@ impl EventLoop {
         }
     }
 
-    /// Frees a part of the budget for a worker that waits for memory, as far as there are connections that may be
-    /// closed.
+    /// Frees a part of the budget for a worker that waits for memory, by closing connections as long as there are any
+    /// that may be closed.
     pub(super) fn free_memory_for_worker(&mut self) {
         let budget = self.slots.budget.clone();
-        let enough = budget.held_bytes().saturating_sub(budget.limit / FREED_PART);
-        while budget.held_bytes() > enough && self.close_one(BusyReason::NoMemory, None) {}
+        let enough = budget.held_bytes().saturating_sub(budget.limit / FREED_DIVISOR);
+        while budget.held_bytes() > enough && self.close_another(BusyReason::NoMemory, None) {}
     }
 
-    /// Closes the oldest surplus connection, which only gets a 503. Returns false if there is none.
-    fn close_oldest_surplus(&mut self) -> bool {
+    /// Closes the oldest surplus connection: one that stays open only until its client has read a 503. Returns false if
+    /// there is none.
+    fn close_surplus(&mut self) -> bool {
         let surplus = self.slots.map_connections(|index, connection| {
-            connection.admission.is_none().then(|| (connection.deadline(&self.context.limits), index))
+            connection.permit.is_none().then(|| (connection.deadline(&self.context.limits), index))
         });
         let Some((_, index)) = surplus.into_iter().min() else { return false };
         self.call_connection(index, |connection, context| {
-            // Reads before closing: unread bytes would reset the connection, and the reset overtakes the answer.
-            connection.readable = true;
+            // Reads before closing: unread bytes would reset the connection, and the reset would overtake the answer.
+            connection.may_have_input = true;
             connection.advance(index, context);
             Action::Close
         });
@@ -207,7 +211,7 @@ mod tests {
             let budget = Budget::new(128 << 10);
             let resources = Resources {
                 budget: budget.clone(),
-                answer_at_once: Box::new(|_, _| None),
+                answer_without_worker: Box::new(|_, _| None),
                 metrics: Arc::new(Metrics::new(&[])),
             };
             let (ticket_stream, _other_end) = UnixStream::pair().unwrap();
@@ -221,7 +225,7 @@ mod tests {
             while !frontend.slots.lock(0).unwrap().connection.as_ref().unwrap().request_may_be_refused() {
                 assert!(Instant::now() < deadline);
                 frontend.call_connection(0, |connection, context| {
-                    connection.readable = true;
+                    connection.may_have_input = true;
                     connection.advance(0, context)
                 });
             }
@@ -232,7 +236,7 @@ mod tests {
             if let Some(claimed) = claimed {
                 assert_eq!(claimed.request.body, body);
                 let answer = Response::json(200, &());
-                assert!(frontend.slots.send(claimed.slot, answer, None, claimed.memory).is_some());
+                assert!(frontend.slots.send(claimed.handle, answer, None, claimed.memory).is_some());
             }
             let mut start = [0; 12];
             client.read_exact(&mut start).unwrap();

@@ -1,8 +1,10 @@
-//! Requests of clients that were answered together go to the workers together.
+//! The event loop waits a moment for the next requests of clients that were answered together, so that one ticket (the
+//! message that wakes a worker) hands all of these requests over.
 //!
 //! Clients that share a batch get their answers within microseconds of one another, so their next requests are not far
-//! apart either. A ticket for the first of these requests would make a batch of one, and the next ticket a batch of the
-//! other clients; one batch of all of them takes less processor time of userd and of PostgreSQL.
+//! apart either. If the event loop sent a ticket for the first of these requests without waiting, its worker would
+//! execute a batch of one, and the next worker a batch of the remaining ones. One batch of all requests takes less
+//! processor time of userd and of PostgreSQL.
 
 use super::EventLoop;
 use mio::Events;
@@ -12,49 +14,50 @@ use std::{io, thread};
 
 /// How long the event loop waits for the next requests of clients that were answered together. Measured on two cores:
 /// eight clients on the same machine need less.
-const MAX_WAIT: Duration = Duration::from_micros(200);
-/// The number of waits in a row that end before all expected requests have come, after which waits are left out.
-const MAX_MISSES: u32 = 4;
-/// The number of waits that are left out after [`MAX_MISSES`]: the clients of the moment do not send their next
-/// requests at once, so a wait would only delay requests.
+const MAX_COALESCING_WAIT: Duration = Duration::from_micros(200);
+/// How many waits in a row may end before all expected requests have come. Then [`SKIPPED_WAITS`] waits are left out.
+const MAX_INCOMPLETE_WAITS: u32 = 4;
+/// How many waits are left out after [`MAX_INCOMPLETE_WAITS`] incomplete ones: the clients do not send their next
+/// requests soon, so that waiting would only delay requests.
 const SKIPPED_WAITS: u32 = 32;
 
-/// Decides whether the event loop waits for further requests: not if the last waits were in vain.
+/// Decides whether the event loop waits for further requests. If the last waits were in vain, the next waits are left
+/// out.
 #[derive(Default)]
-pub(super) struct Coalescing {
-    misses: u32,
-    skipped: u32,
+pub(super) struct CoalescingPolicy {
+    incomplete_waits: u32,
+    waits_to_skip: u32,
 }
 
-impl Coalescing {
-    /// Returns whether the next wait is left out.
-    fn skips_next_wait(&mut self) -> bool {
-        let skips = self.skipped > 0;
-        self.skipped -= u32::from(skips);
+impl CoalescingPolicy {
+    /// Returns true if the next wait is left out, and counts it as left out.
+    fn skip_wait(&mut self) -> bool {
+        let skips = self.waits_to_skip > 0;
+        self.waits_to_skip -= u32::from(skips);
         skips
     }
 
-    /// Counts a wait that has ended, with all of the requests or without some of them.
+    /// Counts a wait that has ended. `is_complete` is true if all expected requests came in time.
     fn count_wait(&mut self, is_complete: bool) {
-        self.misses = if is_complete { 0 } else { self.misses + 1 };
-        if self.misses == MAX_MISSES {
-            *self = Coalescing { misses: 0, skipped: SKIPPED_WAITS };
+        self.incomplete_waits = if is_complete { 0 } else { self.incomplete_waits + 1 };
+        if self.incomplete_waits == MAX_INCOMPLETE_WAITS {
+            *self = CoalescingPolicy { incomplete_waits: 0, waits_to_skip: SKIPPED_WAITS };
         }
     }
 }
 
 impl EventLoop {
-    /// Reads from the connections until as many requests are complete as clients were answered together, for
-    /// [`MAX_WAIT`] at most. Never sleeps, because a complete request waits already.
-    pub(super) fn coalesce(&mut self, events: &mut Events) -> io::Result<()> {
-        let expected = self.slots.answered_together.swap(0, Ordering::Relaxed);
-        if self.slots_without_ticket.len() >= expected || self.coalescing.skips_next_wait() {
+    /// Reads from the connections until as many requests are complete as clients were answered together, but for
+    /// [`MAX_COALESCING_WAIT`] at most. Polls without sleeping, because a complete request waits already.
+    pub(super) fn coalesce_requests(&mut self, events: &mut Events) -> io::Result<()> {
+        let expected = self.slots.expected_requests.swap(0, Ordering::Relaxed);
+        if self.slots_without_ticket.len() >= expected || self.coalescing.skip_wait() {
             return Ok(());
         }
-        let until = self.context.now + MAX_WAIT;
+        let until = self.context.now + MAX_COALESCING_WAIT;
         while self.slots_without_ticket.len() < expected && self.context.now < until {
             thread::yield_now();
-            self.poll(events, Some(Duration::ZERO))?;
+            self.poll_and_advance(events, Some(Duration::ZERO))?;
         }
         self.coalescing.count_wait(self.slots_without_ticket.len() >= expected);
         Ok(())
@@ -67,18 +70,18 @@ mod tests {
 
     #[test]
     fn waits_that_bring_nothing_are_left_out_for_a_while() {
-        let mut coalescing = Coalescing::default();
+        let mut coalescing = CoalescingPolicy::default();
         for _ in 0..2 {
-            for miss in 1..=MAX_MISSES {
-                assert!(!coalescing.skips_next_wait(), "{miss}");
+            for miss in 1..=MAX_INCOMPLETE_WAITS {
+                assert!(!coalescing.skip_wait(), "{miss}");
                 coalescing.count_wait(false);
             }
-            assert!((0..SKIPPED_WAITS).all(|_| coalescing.skips_next_wait()));
+            assert!((0..SKIPPED_WAITS).all(|_| coalescing.skip_wait()));
         }
         // A wait that brings all of the requests forgets earlier misses.
         for is_complete in [false, false, false, true, false, false, false] {
             coalescing.count_wait(is_complete);
-            assert!(!coalescing.skips_next_wait());
+            assert!(!coalescing.skip_wait());
         }
     }
 }

@@ -1,118 +1,120 @@
-//! The body of a request while it arrives: of a known length, or in chunks.
+//! The body of a request while it arrives, either with a known length or in chunks.
 //!
-//! Owns the decoding of chunks (RFC 9112, 7). Chunk extensions and trailers (fields behind the body) are checked and
-//! dropped, and their size is bounded.
+//! Owns the decoding of chunks (RFC 9112, 7). Chunk extensions and trailers (header fields behind the body) are checked
+//! and dropped, and their size is bounded.
 
-use super::{ArrivedRequest, next_line};
+use super::{FramedRequest, next_line};
 use crate::http::is_token;
 use crate::{config::Limits, error::Error};
 
-/// The most bytes of the line that begins a chunk: its size in up to 16 digits, and extensions.
+/// The most bytes of the line that begins a chunk: up to 16 digits of its size, and extensions.
 const MAX_CHUNK_LINE: usize = 256;
 
 /// A request whose body is arriving.
 pub struct ArrivingRequest {
-    /// The request, with as much of its body as has arrived.
-    pub arrived: ArrivedRequest,
-    next: BodyPart,
-    chunked: bool,
-    /// The number of bytes of extensions and trailers so far, which are dropped.
-    dropped: usize,
+    /// The request, with the part of its body that has arrived.
+    pub framed_request: FramedRequest,
+    next_part: BodyPart,
+    is_chunked: bool,
+    /// The number of bytes of chunk extensions and trailers so far. They are dropped, but count against the limit of a
+    /// head.
+    dropped_bytes: usize,
 }
 
-/// The part of a body that arrives next. A body of a known length is a single part `Data`.
+/// The part of a body that arrives next. A body of a known length has one part, `Data`.
 enum BodyPart {
-    /// The bytes of the body, or of the current chunk, that are still to arrive.
+    /// Content, with the number of bytes that are still to arrive: of the body, or of the current chunk.
     Data(usize),
-    /// The line end behind a chunk.
-    DataEnd,
-    /// The line with a chunk's size.
-    Size,
-    Trailer,
+    /// The line end behind the content of a chunk.
+    ChunkEnd,
+    /// The line with the size of a chunk.
+    SizeLine,
+    TrailerLine,
 }
 
 impl ArrivingRequest {
-    /// Begins a body of `length` bytes, or in chunks (`None`). `arrived` is the request without its body.
-    pub fn new(arrived: ArrivedRequest, length: Option<usize>) -> ArrivingRequest {
-        let (chunked, next) = (length.is_none(), length.map_or(BodyPart::Size, BodyPart::Data));
-        ArrivingRequest { arrived, next, chunked, dropped: 0 }
+    /// Begins a body of `length` bytes, or a body in chunks (`None`). `framed_request` is the request without its body.
+    pub fn new(framed_request: FramedRequest, length: Option<usize>) -> ArrivingRequest {
+        let (is_chunked, next_part) = (length.is_none(), length.map_or(BodyPart::SizeLine, BodyPart::Data));
+        ArrivingRequest { framed_request, next_part, is_chunked, dropped_bytes: 0 }
     }
 
-    /// Returns the most bytes that the request can have when it is complete.
+    /// Returns the most bytes that the request can have when its body is complete.
     pub fn max_bytes(&self, limits: &Limits) -> usize {
-        let request = &self.arrived.request;
-        let left = match self.next {
-            BodyPart::Data(left) if !self.chunked => left,
+        let request = &self.framed_request.request;
+        let left = match self.next_part {
+            BodyPart::Data(left) if !self.is_chunked => left,
             _ => limits.max_body_bytes - request.body.len(),
         };
         request.memory() + left
     }
 
-    /// Reads more bytes of the body. `used` grows by the number of `bytes` that were used. Returns true once the body
-    /// is complete.
-    pub fn advance(&mut self, bytes: &[u8], used: &mut usize, limits: &Limits) -> Result<bool, Error> {
+    /// Parses the bytes of the body from position `used` of `bytes` on, and moves `used` behind the parsed ones.
+    /// Returns true once the body is complete.
+    pub fn parse_more(&mut self, bytes: &[u8], used: &mut usize, limits: &Limits) -> Result<bool, Error> {
         loop {
             let rest = &bytes[*used..];
-            let (most, too_long) = match self.next {
+            let (most, too_long) = match self.next_part {
                 BodyPart::Data(left) => {
                     let count = left.min(rest.len());
-                    self.arrived.request.body.extend_from_slice(&rest[..count]);
+                    self.framed_request.request.body.extend_from_slice(&rest[..count]);
                     *used += count;
-                    self.next = match left - count {
-                        0 if self.chunked => BodyPart::DataEnd,
+                    self.next_part = match left - count {
+                        0 if self.is_chunked => BodyPart::ChunkEnd,
                         left => BodyPart::Data(left),
                     };
-                    match self.next {
+                    match self.next_part {
                         BodyPart::Data(left) => return Ok(left == 0),
                         _ => continue,
                     }
                 }
-                BodyPart::DataEnd => (0, Error::BadRequest("a chunk is too long")),
-                BodyPart::Size => (MAX_CHUNK_LINE, Error::BadRequest("a chunk's size line is too long")),
-                BodyPart::Trailer => (limits.max_head_bytes - self.dropped, Error::HeadTooLarge),
+                BodyPart::ChunkEnd => (0, Error::BadRequest("a chunk is too long")),
+                BodyPart::SizeLine => (MAX_CHUNK_LINE, Error::BadRequest("a chunk's size line is too long")),
+                BodyPart::TrailerLine => (limits.max_head_bytes - self.dropped_bytes, Error::HeadTooLarge),
             };
             let Some(line) = next_line(rest, most, too_long)? else { return Ok(false) };
             *used += line.len() + 2;
-            if matches!(self.next, BodyPart::Trailer) && line.is_empty() {
+            if matches!(self.next_part, BodyPart::TrailerLine) && line.is_empty() {
                 return Ok(true);
             }
-            self.next = self.parse_line(line, limits)?;
+            self.next_part = self.parse_framing_line(line, limits)?;
         }
     }
 
-    /// Parses a line between chunks or behind them. Returns the part that follows the line.
-    fn parse_line(&mut self, line: &[u8], limits: &Limits) -> Result<BodyPart, Error> {
-        match self.next {
-            BodyPart::Size => {
+    /// Parses a line that is not content: the size of a chunk, the end of a chunk, or a trailer field. Returns the part
+    /// that comes next.
+    fn parse_framing_line(&mut self, line: &[u8], limits: &Limits) -> Result<BodyPart, Error> {
+        match self.next_part {
+            BodyPart::SizeLine => {
                 let (size, extension_bytes) = parse_chunk_size(line)?;
-                self.dropped += extension_bytes;
-                if self.dropped > limits.max_head_bytes {
+                self.dropped_bytes += extension_bytes;
+                if self.dropped_bytes > limits.max_head_bytes {
                     return Err(Error::BadRequest("the chunk extensions are too long"));
                 }
-                if size > (limits.max_body_bytes - self.arrived.request.body.len()) as u64 {
+                if size > (limits.max_body_bytes - self.framed_request.request.body.len()) as u64 {
                     return Err(Error::ContentTooLarge);
                 }
-                Ok(if size == 0 { BodyPart::Trailer } else { BodyPart::Data(size as usize) })
+                Ok(if size == 0 { BodyPart::TrailerLine } else { BodyPart::Data(size as usize) })
             }
-            BodyPart::Trailer => {
-                self.dropped += line.len();
+            BodyPart::TrailerLine => {
+                self.dropped_bytes += line.len();
                 let name = line.split(|&byte| byte == b':').next().unwrap_or_default();
                 let is_well_formed = name.len() < line.len() && !name.is_empty();
                 if !is_well_formed || !name.iter().copied().all(is_token) {
                     return Err(Error::BadRequest("a trailer field is malformed"));
                 }
-                Ok(BodyPart::Trailer)
+                Ok(BodyPart::TrailerLine)
             }
-            BodyPart::DataEnd | BodyPart::Data(_) => Ok(BodyPart::Size),
+            BodyPart::ChunkEnd | BodyPart::Data(_) => Ok(BodyPart::SizeLine),
         }
     }
 }
 
-/// Parses the first line of a chunk: its size, and the number of bytes of its extensions.
+/// Parses the line that begins a chunk. Returns the size of the chunk, and the number of bytes of its extensions.
 fn parse_chunk_size(line: &[u8]) -> Result<(u64, usize), Error> {
     let digits = line.iter().take_while(|byte| byte.is_ascii_hexdigit());
     let (digits, extensions) = line.split_at(digits.count());
-    if digits.is_empty() || !are_extensions(extensions) {
+    if digits.is_empty() || !are_chunk_extensions(extensions) {
         return Err(Error::BadRequest("a chunk's size or extension is malformed"));
     }
     let digits = str::from_utf8(digits).expect("digits are ASCII");
@@ -120,8 +122,9 @@ fn parse_chunk_size(line: &[u8]) -> Result<(u64, usize), Error> {
     Ok((size, extensions.len()))
 }
 
-/// Returns true if the bytes may be chunk extensions: a semicolon, visible characters and blanks.
-fn are_extensions(bytes: &[u8]) -> bool {
+/// Returns true if the bytes may be the chunk extensions of a line: none, or a semicolon and then visible characters
+/// and blanks.
+fn are_chunk_extensions(bytes: &[u8]) -> bool {
     let allowed = |byte: &u8| byte.is_ascii_graphic() || matches!(byte, b' ' | b'\t');
     bytes.is_empty() || (bytes.trim_ascii_start().starts_with(b";") && bytes.iter().all(allowed))
 }
@@ -135,10 +138,10 @@ mod tests {
         for text in
             ["", ";", ";a", " ;a", "\t;\ta", ";a = b", ";a=b ; c=\"d\";e", ";;", ";a=\"", ";a b ", ";{}"]
         {
-            assert!(are_extensions(text.as_bytes()), "{text}");
+            assert!(are_chunk_extensions(text.as_bytes()), "{text}");
         }
         for text in [" ", "a", ",a", "\"a\"", ";a\u{e9}", ";a\r", "\n;a", ";a\0", ";\u{7f}"] {
-            assert!(!are_extensions(text.as_bytes()), "{text}");
+            assert!(!are_chunk_extensions(text.as_bytes()), "{text}");
         }
     }
 }

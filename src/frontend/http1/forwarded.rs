@@ -4,20 +4,19 @@
 //! the entries of trusted proxies are true, and the first address that is not a trusted proxy's is the client's.
 //! Entries further to the left may be made up by that client.
 
-use super::head::values;
+use super::head::field_values;
 use crate::config::TrustedProxies;
 use std::net::{IpAddr, SocketAddr};
 
 /// Returns the rightmost address in `X-Forwarded-For` that is not a trusted proxy's, or the leftmost address if all
-/// are. An entry that is no address hides the entries to its left. `None` if no proxy is trusted or no client is
-/// named.
+/// are. Ignores the entries to the left of one that is no address. `None` if no proxy is trusted or no client is named.
 ///
 /// The caller uses the result only on a connection of a trusted proxy.
 pub fn find_client(fields: &[httparse::Header], trusted: &TrustedProxies) -> Option<IpAddr> {
     if trusted.is_empty() {
         return None;
     }
-    let lists = values(fields, "x-forwarded-for").map(|value| str::from_utf8(value).unwrap_or_default());
+    let lists = field_values(fields, "x-forwarded-for").map(|list| str::from_utf8(list).unwrap_or_default());
     let hops = lists.flat_map(|list| list.split(','));
     let mut found = None;
     for hop in hops.rev() {
@@ -30,7 +29,7 @@ pub fn find_client(fields: &[httparse::Header], trusted: &TrustedProxies) -> Opt
     found
 }
 
-/// Parses an address, with or without brackets and port.
+/// Parses an IP address, with or without brackets and port.
 fn parse_address(text: &str) -> Option<IpAddr> {
     let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
     let address = bare.parse::<IpAddr>().ok();

@@ -3,7 +3,7 @@
 #[path = "../../../fuzz/checks.rs"]
 pub(super) mod checks;
 
-use super::{ArrivedRequest, Progress, framing::Framing};
+use super::{FramedRequest, Progress, framing::Framing};
 use crate::{config::Limits, http::Request};
 use std::{fs, path::Path};
 

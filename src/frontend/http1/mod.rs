@@ -1,6 +1,6 @@
-//! HTTP/1.1 by RFC 9112: which bytes are a request.
+//! HTTP/1.1 by RFC 9112: decides which bytes are a request.
 //!
-//! `framing` calls `request_line`, `head` and `body` in the order in which the bytes arrive. `forwarded` reads the
+//! `framing` calls `request_line`, `head` and `body` in the order in which the bytes arrive. `forwarded` finds the
 //! client that a proxy names. The result is a [`Request`].
 
 mod body;
@@ -14,32 +14,32 @@ mod request_line;
 use crate::error::Error;
 use crate::http::{Persistence, Request};
 
-/// The progress of a request after some of its bytes were parsed.
+/// How far the parsing of a request has come, after some of its bytes were parsed.
 #[derive(Debug)]
 pub enum Progress {
     /// The head or the body is incomplete.
     Incomplete,
     /// The head is complete, and the client waits for 100 (Continue) before it sends the body.
-    Continue,
-    /// A complete request.
-    Complete(ArrivedRequest),
+    AwaitsContinue,
+    /// A complete request, whose bytes are all used.
+    Complete(FramedRequest),
 }
 
-/// A complete request, and whether the connection stays open after its answer.
+/// A request that was parsed from the bytes of a connection, and whether the connection stays open after its answer.
 #[derive(Debug)]
-pub struct ArrivedRequest {
-    /// The request. Its `peer` is the client that `X-Forwarded-For` names, which is true only if a trusted proxy has
-    /// sent it.
+pub struct FramedRequest {
+    /// The request. Its `peer` is the client that `X-Forwarded-For` names. That client is the real one only on a
+    /// connection of a trusted proxy.
     pub request: Request,
-    /// Tells whether the connection stays open after the answer.
+    /// Tells whether the connection stays open after the answer to the request.
     pub persistence: Persistence,
 }
 
-/// Returns the next line without its end, or `None` if it has not arrived completely. A line of more than `most` bytes
-/// is the error `too_long`.
-fn next_line(bytes: &[u8], most: usize, too_long: Error) -> Result<Option<&[u8]>, Error> {
+/// Returns the first line of `bytes` without its end, or `None` if the end has not arrived. Fails with `too_long` if
+/// the line has more than `max_bytes` bytes.
+fn next_line(bytes: &[u8], max_bytes: usize, too_long: Error) -> Result<Option<&[u8]>, Error> {
     let end = bytes.iter().position(|&byte| !is_line_byte(byte)).unwrap_or(bytes.len());
-    if end > most {
+    if end > max_bytes {
         return Err(too_long);
     }
     match (bytes.get(end), bytes.get(end + 1)) {

@@ -1,7 +1,7 @@
 //! The request line: method, target and version, and the grammar of `host:port`.
 //!
-//! Owns the rules of RFC 9112, 2.3 and 3. A line is judged as soon as it is complete, so a client that sends something
-//! other than HTTP is refused at once.
+//! Owns the rules of RFC 9112, 2.3 and 3. A line is parsed as soon as it is complete, so that a client that does not
+//! speak HTTP is refused early.
 
 use crate::error::Error;
 use crate::http::is_token;
@@ -9,33 +9,33 @@ use fluent_uri::UriRef;
 use memchr::memchr;
 use std::ops::Range;
 
-/// The refusal of a connection that a proxy begins with a line about its client (PROXY protocol).
-pub const PROXY_PROTOCOL: &str = "the connection begins with the PROXY protocol, which is not read here";
+/// The text of the refusal of a connection that begins with the PROXY protocol, by which a proxy names its client.
+pub const PROXY_REFUSAL: &str = "the connection begins with the PROXY protocol, which is not read here";
 
-/// The refusal of a target with characters that a client has to percent-encode.
-const TARGET_NOT_ENCODED: &str = "the request target has a space, a #, a \\ or a character beyond ASCII in it: percent-encode the \
+/// The text of the refusal of a target with characters that a client has to percent-encode.
+const UNENCODED_TARGET_REFUSAL: &str = "the request target has a space, a #, a \\ or a character beyond ASCII in it: percent-encode the \
                            query, as curl -G --data-urlencode does";
 
-/// A well-formed request line, as positions in the bytes that it was parsed from.
+/// A well-formed request line. Its parts are positions in the bytes that it was parsed from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestLine {
     method: Range<usize>,
-    /// Path and query.
+    /// The position of the path and query.
     target: Range<usize>,
-    /// The text that a target in absolute form lacks before its path: a slash, or `*` for OPTIONS without a path;
-    /// empty for other targets.
-    prefix: &'static str,
-    /// The authority of an absolute-form target, which replaces the Host field.
+    /// The text that belongs before the path but is not in the target: `/` or, for OPTIONS, `*` if a target in absolute
+    /// form has no path; otherwise empty.
+    path_prefix: &'static str,
+    /// The position of the authority (`host:port`) in an absolute-form target. The authority replaces the Host field.
     authority: Option<Range<usize>>,
     /// True for HTTP/1.0. Every higher minor version is treated as 1.1 (RFC 9110, 2.5).
-    pub http10: bool,
+    pub is_http10: bool,
 }
 
 impl RequestLine {
-    /// Parses a request line, which has no line end here.
+    /// Parses a request line. `line` has no line end.
     pub fn parse(line: &[u8]) -> Result<RequestLine, Error> {
         let is_of_proxy = line.starts_with(b"PROXY ");
-        let problem = if is_of_proxy { PROXY_PROTOCOL } else { "the request line is malformed" };
+        let problem = if is_of_proxy { PROXY_REFUSAL } else { "the request line is malformed" };
         let malformed = Error::BadRequest(problem);
         let (Some(first), Some(last)) = (memchr(b' ', line), memchr::memrchr(b' ', line)) else {
             return Err(malformed);
@@ -44,7 +44,7 @@ impl RequestLine {
         if first >= last || method.is_empty() || !method.iter().copied().all(is_token) {
             return Err(malformed);
         }
-        let http10 = match line[last + 1..].strip_prefix(b"HTTP/") {
+        let is_http10 = match line[last + 1..].strip_prefix(b"HTTP/") {
             Some([major @ b'0'..=b'9', b'.', minor @ b'0'..=b'9']) => match major {
                 b'1' => *minor == b'0',
                 _ => return Err(Error::VersionNotSupported),
@@ -52,8 +52,8 @@ impl RequestLine {
             _ => return Err(malformed),
         };
         let target = first + 1..last;
-        let (authority, prefix, target) = split_target(line, method, target)?;
-        Ok(RequestLine { method: 0..first, target, prefix, authority, http10 })
+        let (authority, path_prefix, target) = split_target(line, method, target)?;
+        Ok(RequestLine { method: 0..first, target, path_prefix, authority, is_http10 })
     }
 
     /// Returns the method. `head` begins with the request line.
@@ -70,47 +70,48 @@ impl RequestLine {
     /// Returns the target as path and query (origin-form). `head` begins with the request line.
     pub fn target(&self, head: &[u8]) -> String {
         let target = str::from_utf8(&head[self.target.clone()]).expect("a target is ASCII");
-        [self.prefix, target].concat()
+        [self.path_prefix, target].concat()
     }
 }
 
-type SplitTarget = (Option<Range<usize>>, &'static str, Range<usize>);
+/// The position of the authority, the text that belongs before the path, and the position of the path with query.
+type TargetParts = (Option<Range<usize>>, &'static str, Range<usize>);
 
-/// Splits a target into its authority (`host:port`), the prefix that its path lacks, and the path with the query (RFC
-/// 9112, 3.2).
-fn split_target(line: &[u8], method: &[u8], range: Range<usize>) -> Result<SplitTarget, Error> {
+/// Splits the target, which is at `range` in `line`, into the positions of its authority (`host:port`) and of its path
+/// with query, and the text that belongs before that path (RFC 9112, 3.2).
+fn split_target(line: &[u8], method: &[u8], range: Range<usize>) -> Result<TargetParts, Error> {
     let malformed = Error::BadRequest("the request target is malformed");
     let target = &line[range.clone()];
     // Refuses a fragment (`#`), which no target has, and `\`, which some clients read as a slash.
     let allowed = |byte: &u8| byte.is_ascii_graphic() && !matches!(byte, b'#' | b'\\');
     if !target.iter().all(allowed) {
-        return Err(Error::BadRequest(TARGET_NOT_ENCODED));
+        return Err(Error::BadRequest(UNENCODED_TARGET_REFUSAL));
     }
     if target.starts_with(b"/") || (target == b"*" && method == b"OPTIONS") {
         return Ok((None, "", range));
     }
-    const HTTP: &[u8] = b"http://";
-    if !target.get(..HTTP.len()).is_some_and(|scheme| scheme.eq_ignore_ascii_case(HTTP)) {
+    const HTTP_SCHEME: &[u8] = b"http://";
+    if !target.get(..HTTP_SCHEME.len()).is_some_and(|scheme| scheme.eq_ignore_ascii_case(HTTP_SCHEME)) {
         return Err(malformed);
     }
-    let start = range.start + HTTP.len();
+    let start = range.start + HTTP_SCHEME.len();
     let path = line[start..range.end].iter().position(|byte| matches!(byte, b'/' | b'?'));
     let path = path.map_or(range.end, |length| start + length);
     let authority = &line[start..path];
     if authority.is_empty() || !is_authority(authority) {
         return Err(malformed);
     }
-    let prefix = match line[path..range.end].first() {
+    let path_prefix = match line[path..range.end].first() {
         None if method == b"OPTIONS" => "*",
         Some(b'/') => "",
         _ => "/",
     };
-    Ok((Some(start..path), prefix, path..range.end))
+    Ok((Some(start..path), path_prefix, path..range.end))
 }
 
-/// Returns true if a text is empty, `host`, `host:` or `host:port`, as a Host field may be (RFC 9110, 4.2 and RFC
-/// 3986, 3.2). Refuses user information, which HTTP does not allow, a port without a host, and IPvFuture, of which no
-/// version exists.
+/// Returns true if a text may be the value of a Host field: empty, `host`, `host:` or `host:port` (RFC 9110, 4.2 and
+/// RFC 3986, 3.2). Refuses user information, which HTTP does not allow, a port without a host, and IPvFuture, of which
+/// no version exists.
 pub fn is_authority(text: &[u8]) -> bool {
     let reference = str::from_utf8(text).map(|text| format!("//{text}")).unwrap_or_default();
     let parsed = UriRef::parse(reference.as_str()).ok();
@@ -184,7 +185,7 @@ mod tests {
             ("GET / HTTP/1.1", Ok("GET /")),
             ("GET /a?b HTTP/1.9", Ok("GET /a?b")),
             ("GET http://h HTTP/1.1", Ok("GET /")),
-            ("GET HTTP://h?q HTTP/1.1", Ok("GET /?q")),
+            ("GET HTTP_SCHEME://h?q HTTP/1.1", Ok("GET /?q")),
             ("GET http://h:1/x HTTP/1.0", Ok("GET /x")),
             ("OPTIONS * HTTP/1.1", Ok("OPTIONS *")),
             ("OPTIONS http://h HTTP/1.1", Ok("OPTIONS *")),

@@ -83,12 +83,12 @@ impl Harness {
         let name = listener.to_string();
         let broken = Arc::clone(&gate);
         let budget = Budget::new(limits.memory_budget);
-        let (frontend, slots) = Frontend::open(
+        let (frontend, slots) = Frontend::start(
             listener,
             limits.clone(),
             Resources {
                 budget: budget.clone(),
-                answer_at_once: Box::new(at_once),
+                answer_without_worker: Box::new(at_once),
                 metrics: Arc::new(Metrics::new(&[])),
             },
             private,
@@ -228,8 +228,8 @@ fn at_once(request: &Request, _: &RequestId) -> Option<Response> {
 
 fn serve(claimed: ClaimedRequest, slots: &Slots, gate: &Gate) {
     gate.seen.fetch_add(1, Ordering::SeqCst);
-    let ClaimedRequest { slot, request, memory, .. } = claimed;
-    if !slots.begin(slot) {
+    let ClaimedRequest { handle, request, memory, .. } = claimed;
+    if !slots.mark_executing(handle) {
         gate.late.fetch_add(1, Ordering::SeqCst);
         return;
     }
@@ -254,7 +254,7 @@ fn serve(claimed: ClaimedRequest, slots: &Slots, gate: &Gate) {
         let fields: Vec<(&str, &str)> = request.header_fields().collect();
         Response::json(200, &json!({"method": method, "target": target, "fields": fields, "body": body}))
     };
-    match slots.send(slot, response, None, memory) {
+    match slots.send(handle, response, None, memory) {
         Some(_) => gate.answered.fetch_add(1, Ordering::SeqCst),
         None => gate.late.fetch_add(1, Ordering::SeqCst),
     };

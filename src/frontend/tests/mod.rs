@@ -374,13 +374,13 @@ fn clients_that_do_not_come_back_hold_up_no_request() {
     let harness = Harness::new();
     let mut client = harness.connect();
     for round in 0..50 {
-        harness.slots.announce_answers(16);
+        harness.slots.expect_requests(16);
         assert_eq!(client.send(GET).answer().status, 200, "{round}");
     }
     // Each client that comes back is answered, too.
     let mut clients: Vec<_> = (0..8).map(|_| harness.connect()).collect();
     for round in 0..50 {
-        harness.slots.announce_answers(clients.len());
+        harness.slots.expect_requests(clients.len());
         clients.iter_mut().for_each(|client| _ = client.send(GET));
         clients.iter_mut().for_each(|client| assert_eq!(client.answer().status, 200, "{round}"));
     }
@@ -692,12 +692,12 @@ fn a_broken_private_stream_is_reported_and_ends_the_frontend() {
     let address = listener.local_addr().unwrap();
     let broken = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&broken);
-    let (frontend, _slots) = Frontend::open(
+    let (frontend, _slots) = Frontend::start(
         listener,
         Limits::default(),
         Resources {
             budget: Budget::new(1 << 20),
-            answer_at_once: Box::new(|_, _| None),
+            answer_without_worker: Box::new(|_, _| None),
             metrics: Arc::new(Metrics::new(&[])),
         },
         ours,

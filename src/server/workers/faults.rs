@@ -41,9 +41,9 @@ pub type Intercept = Arc<dyn Fn(&Request) -> Option<Treatment> + Send + Sync>;
 /// Executes a request for the test harness.
 pub(super) fn run_handler(dispatch: Arc<Dispatch>, handler: HarnessHandler, claimed: ClaimedRequest) {
     on_own_thread("control", move || {
-        let ClaimedRequest { slot, request, id, deadline, memory, .. } = claimed;
-        let answer = |response| dispatch.slots.send(slot, response, None, None).is_some();
-        if dispatch.slots.begin(slot) {
+        let ClaimedRequest { handle, request, id, deadline, memory, .. } = claimed;
+        let answer = |response| dispatch.slots.send(handle, response, None, None).is_some();
+        if dispatch.slots.mark_executing(handle) {
             let done = catch_panic(Some(&id), || handler(request, deadline, &answer));
             let _ = done.map_err(answer);
         }
@@ -54,7 +54,7 @@ pub(super) fn run_handler(dispatch: Arc<Dispatch>, handler: HarnessHandler, clai
 /// Makes a judged request fail.
 pub(super) fn inject(dispatch: Arc<Dispatch>, fault: Fault, mut job: Job, judged: Verdict) {
     on_own_thread("fault", move || {
-        dispatch.slots.begin(job.claimed.slot);
+        dispatch.slots.mark_executing(job.claimed.handle);
         let id = Some(&job.claimed.id);
         let response = match fault {
             Fault::Refused => Response::no_content(),

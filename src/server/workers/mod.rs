@@ -222,7 +222,7 @@ impl Dispatch {
         // Drops commands whose clients have given up. Such clients retry, which would let the queue grow without
         // limit: each connection waits for one command.
         if schedule.lanes.len() > 2 * self.slots.len() {
-            schedule.lanes.retain_awaited(|task| !self.slots.is_abandoned(task.job.claimed.slot));
+            schedule.lanes.retain_awaited(|task| !self.slots.is_abandoned(task.job.claimed.handle));
         }
         if !refused.is_empty() {
             MutexGuard::unlocked(schedule, || self.answer_all(refused));
@@ -236,7 +236,7 @@ impl Dispatch {
     fn execute(&self, mut batch: Batch<Box<Task>>) -> MutexGuard<'_, Schedule> {
         // Leaves out requests whose client was answered 503 or is gone, because such a client has given up, or
         // retries.
-        let awaited = |item: &QueuedTask| self.slots.begin(item.work.job.claimed.slot);
+        let awaited = |item: &QueuedTask| self.slots.mark_executing(item.work.job.claimed.handle);
         let (items, gone): (Vec<_>, Vec<_>) = mem::take(&mut batch.commands).into_iter().partition(awaited);
         let (items, outcomes) = self.execute_commands(items);
         let (mut answers, now) = (Vec::with_capacity(items.len()), Instant::now());
@@ -268,7 +268,7 @@ impl Dispatch {
         drop(schedule);
         // The clients of a slow batch gain nothing: it has waited for a lock, or for a database on another machine.
         if batch.is_short(now) && (2..=MAX_COALESCED_CLIENTS).contains(&answers.len()) {
-            self.slots.announce_answers(answers.len());
+            self.slots.expect_requests(answers.len());
         }
         self.answer_all(answers);
         let mut schedule = self.schedule.lock();

@@ -166,7 +166,7 @@ impl Dispatch {
     fn send_and_log(&self, job: &mut Job, response: Response) {
         let held = job.claimed.memory.take();
         let (status, took) = (response.status, job.received.elapsed());
-        let send = || self.slots.send(job.claimed.slot, response, job.cut_after, held);
+        let send = || self.slots.send(job.claimed.handle, response, job.cut_after, held);
         let sent = catch_panic(Some(&job.claimed.id), send).unwrap_or(None);
         let Job { metrics_label, token, claimed: ClaimedRequest { id, request, .. }, .. } = job;
         let (name, path) = (&*request.method_name, request.path());
@@ -181,7 +181,7 @@ impl Dispatch {
         };
         log::info!(
             method = name, path = path, status = status, duration_ms = milliseconds,
-            bytes = sent.map_or(0, |delivery| delivery.taken), token = *token, client:% = ClientName(request.peer),
+            bytes = sent.map_or(0, |delivery| delivery.sent_bytes), token = *token, client:% = ClientName(request.peer),
             request_id:% = id;
             "{name} {path} {status} {milliseconds:.1}ms {delivery}"
         );

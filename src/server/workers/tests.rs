@@ -31,11 +31,11 @@ impl Service {
         let address = listener.local_addr().unwrap();
         let resources = Resources {
             budget: app.operations.budget.clone(),
-            answer_at_once: Box::new(|_, _| None),
+            answer_without_worker: Box::new(|_, _| None),
             metrics: app.metrics.clone(),
         };
         let (frontend, slots) =
-            Frontend::open(listener, Limits::default(), resources, private, || {}).unwrap();
+            Frontend::start(listener, Limits::default(), resources, private, || {}).unwrap();
         let capacity = Capacity { sessions: SESSIONS, hashers: 1, cores: 2, retry_for: TIMEOUT };
         let workers = Workers::start(http, slots, app, capacity, intercept).unwrap();
         Service { address, workers, _frontend: frontend, database }

@@ -1,6 +1,6 @@
 //! Tests of the bytes that clients may send: which requests they contain, however the bytes are split.
 
-use super::super::{ArrivedRequest, fuzz::checks::limits};
+use super::super::{FramedRequest, fuzz::checks::limits};
 use super::*;
 use crate::http::{Persistence, Request};
 use std::mem;
@@ -33,12 +33,12 @@ fn feed(stream: &[u8], limits: &Limits, sizes: impl IntoIterator<Item = usize>) 
         rest = &rest[size..];
         loop {
             let mut used = 0;
-            let step = framing.advance(&kept, &mut used, limits);
+            let step = framing.parse_more(&kept, &mut used, limits);
             kept.drain(..used);
             match step {
                 Ok(Progress::Incomplete) => break,
-                Ok(Progress::Continue) => outcome.continues += 1,
-                Ok(Progress::Complete(ArrivedRequest { request, persistence })) => {
+                Ok(Progress::AwaitsContinue) => outcome.continues += 1,
+                Ok(Progress::Complete(FramedRequest { request, persistence })) => {
                     let Framing { for_answer, .. } = mem::take(&mut framing);
                     outcome.requests.push((text(&request), persistence, for_answer.head_only));
                 }
