@@ -18,7 +18,7 @@ use postgres::{Client, Error, types::Type};
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
     /// True if the check counts all users and compares the result with the stored counts, by which pages are found.
-    pub counts: bool,
+    pub compares_counts: bool,
     /// The changes that the check tries and rolls back.
     pub changes: Changes,
 }
@@ -29,18 +29,18 @@ pub enum Changes {
     /// The check tries no change.
     None,
     /// The check tries a create, changes and a delete, unless they would fire a trigger of another program.
-    Usual,
+    WithoutTriggers,
     /// The check tries a create, changes and a delete, even if they fire a trigger of another program.
     WithTriggers,
 }
 
-/// Returns the version of the server, and the encoding of the database.
-const VERSION_AND_ENCODING: &str =
+const READ_VERSION_AND_ENCODING: &str =
     "select current_setting('server_version'), current_setting('server_encoding')";
 
-/// Returns a line for each role, other than the service's, that may read hashes of passwords from a table, column or view, or that
-/// may execute a function which changes our tables with the rights of its owner. The second column is true if every role may.
-const HASH_READERS: &str = "\
+/// Finds the roles, other than the service's, that may read hashes of passwords from a table, column or view, or that
+/// may execute a function which changes the tables of userd with the rights of its owner. Columns: the line to report;
+/// true if every role has the right.
+const FIND_HASH_READERS: &str = "\
     with recursive readable as ( \
         select oid from pg_class where oid in (to_regclass('credentials')::oid, to_regclass('idempotency_keys')::oid) \
         union select ev_class from readable join pg_depend on refobjid = readable.oid and classid = 'pg_rewrite'::regclass::oid \
@@ -64,8 +64,8 @@ const HASH_READERS: &str = "\
         and rolname is distinct from current_user and rolname::text is distinct from 'pg_read_all_data' \
     order by 1";
 
-/// Returns the statements that give role $1 the rights to run a service, one in each row.
-const GRANTS_FOR_ROLE: &str = "\
+/// Lists the statements that give the role $1 the rights to run a service, one in each row.
+const LIST_GRANTS_FOR_ROLE: &str = "\
     select format(line, current_schema(), rolname, current_database(), pg_get_serial_sequence('users', 'id')) \
     from pg_roles, unnest(array[ \
         'grant connect on database %3$I to %2$I;', \
@@ -75,53 +75,55 @@ const GRANTS_FOR_ROLE: &str = "\
         'grant select on sequence %4$s to %2$I;']) as line \
     where rolname = $1";
 
-/// Applies the migrations that the database lacks. If another schema has tables of userd, fails unless `second_set` is set.
-/// Returns a line for each migration that was applied, then a line for each such schema. Blocks as long as the migrations take.
+/// Applies the migrations that the database lacks. Fails if another schema has tables of userd, unless `second_set`
+/// allows a second set of tables. Returns a line for each migration that was applied, then a line for each such schema.
+/// Blocks as long as the migrations take.
 pub fn migrate(config: &Config, second_set: bool) -> Result<Vec<String>, StartError> {
     let (hosts, migrations) = (DbHosts::new(config)?, Migrations::load(config.migrations_dir.as_deref())?);
     let applied = migrations.apply_missing(&hosts, true, second_set)?;
     let mut lines: Vec<_> = applied.iter().map(|name| format!("applied {name}")).collect();
     if !lines.is_empty() {
-        lines.extend(unused_schemas(&mut hosts.connect_with_retries()?)?);
+        lines.extend(unused_schema_lines(&mut hosts.connect_with_retries()?)?);
     }
     Ok(lines)
 }
 
-/// Returns a line for each schema that has tables of userd and is not the schema in use.
-fn unused_schemas(client: &mut Client) -> Result<impl Iterator<Item = String>, Error> {
+/// Returns a line for each schema that has tables of userd but is not the schema in use.
+fn unused_schema_lines(client: &mut Client) -> Result<impl Iterator<Item = String>, Error> {
     let line = |(schema, _)| {
         format!("userd's tables are in the schema {schema:?}, too, and their users are not used here")
     };
     Ok(find_other_schemas(client)?.into_iter().map(line))
 }
 
-/// Counts all users anew. Returns a line with the number of users. Blocks while the database counts.
+/// Counts all users anew, and stores the counts by which pages are found. Returns a line with the number of users.
+/// Blocks while the database counts.
 pub fn recount(config: &Config) -> Result<String, StartError> {
     counts::recount(&mut connect_migrated(config)?).map_err(StartError::Statement)
 }
 
 /// Returns the statements that give a role the rights to run a service. Each ends with a semicolon.
 pub fn grants(config: &Config, role: &str) -> Result<Vec<String>, StartError> {
-    let grants = query_lines(&mut connect_migrated(config)?, GRANTS_FOR_ROLE, &[(&role, Type::NAME)])?;
+    let grants = query_lines(&mut connect_migrated(config)?, LIST_GRANTS_FOR_ROLE, &[(&role, Type::NAME)])?;
     if grants.is_empty() {
         return Err(StartError::Statement(format!("there is no role {role:?}")));
     }
     Ok(grants)
 }
 
-/// Checks the database for a service, and returns the findings. Changes no row, but draws a few ids. Blocks up to
-/// `db_connect_timeout`, and some seconds more if other sessions hold locks.
+/// Checks whether a service can use the database, and returns the findings. Changes no row, but draws a few ids. Blocks
+/// up to `db_connect_timeout`, and some seconds more if other sessions hold locks.
 pub fn check(config: &Config, options: Options) -> Vec<Finding> {
     let mut findings = Vec::new();
-    if let Err(error) = examine(config, options, &mut findings) {
+    if let Err(error) = check_all(config, options, &mut findings) {
         let subject = if matches!(error, StartError::Config(_)) { "configuration" } else { "database" };
         add_findings(&mut findings, Problem, subject, [error.to_string()]);
     }
     findings
 }
 
-/// Adds findings. Stops at a finding that makes further checks impossible or misleading.
-fn examine(config: &Config, options: Options, findings: &mut Vec<Finding>) -> Result<(), StartError> {
+/// Adds the findings of all checks. Stops at a finding that makes further checks impossible or misleading.
+fn check_all(config: &Config, options: Options, findings: &mut Vec<Finding>) -> Result<(), StartError> {
     let (hosts, migrations) = (DbHosts::new(config)?, Migrations::load(config.migrations_dir.as_deref())?);
     add_findings(findings, Fine, "configuration", ["every variable can be used"]);
     let warnings = hosts.target.warnings.iter().map(|line| format!("DATABASE_URL: {line}"));
@@ -132,7 +134,7 @@ fn examine(config: &Config, options: Options, findings: &mut Vec<Finding>) -> Re
     if hosts.pooling().allows_set() {
         client.batch_execute("set lock_timeout = '2s'")?;
     }
-    let row = client.query_typed_one(VERSION_AND_ENCODING, &[])?;
+    let row = client.query_typed_one(READ_VERSION_AND_ENCODING, &[])?;
     let (version, encoding): (String, String) = (row.get(0), row.get(1));
     let connected = [format!("connected to {}", hosts.target), format!("PostgreSQL {version}")];
     add_findings(findings, Fine, "database", connected);
@@ -158,7 +160,7 @@ fn examine(config: &Config, options: Options, findings: &mut Vec<Finding>) -> Re
         }
         Ok(None) => {
             add_findings(findings, Fine, "migrations", ["all are applied"]);
-            add_findings(findings, Note, "schema", unused_schemas(client)?);
+            add_findings(findings, Note, "schema", unused_schema_lines(client)?);
             // Tries the service only if the tables have no finding. Otherwise every create of the trial would fail, or
             // no trigger would fire, and the findings of the trial would bury the finding whose remedy helps.
             if !findings.iter().any(|finding| finding.subject == "tables") {
@@ -169,19 +171,19 @@ fn examine(config: &Config, options: Options, findings: &mut Vec<Finding>) -> Re
     Ok(())
 }
 
-/// Returns the findings about a database that has all migrations: the problems, or a line that says that the trial of a
-/// service found none.
+/// Tries the statements of a service on a database that has all migrations, and looks at privileges and counts. Returns
+/// the findings. If the statements work, a finding says so.
 fn find_flaws(client: &mut Client, migrations: &Migrations, options: Options) -> Result<Vec<Finding>, Error> {
     let mut findings = trial::try_service(client, migrations, options.changes)?;
     if findings.is_empty() {
         let line = "creates, reads, changes and deletes do what they should";
         add_findings(&mut findings, Fine, "service", [line]);
     }
-    for row in client.query_typed(HASH_READERS, &[])? {
+    for row in client.query_typed(FIND_HASH_READERS, &[])? {
         let severity = if row.get(1) { Problem } else { Note };
         add_findings(&mut findings, severity, "privileges", [row.get::<_, String>(0)]);
     }
-    if options.counts {
+    if options.compares_counts {
         match counts::compare_counts(client) {
             Ok(line) => add_findings(&mut findings, Fine, "tables", [line]),
             Err(line) => add_findings(&mut findings, Problem, "tables", [line]),

@@ -116,7 +116,7 @@ pub mod internals {
     pub use crate::error::Error;
     pub use crate::frontend::http1::framing::Framing;
     pub use crate::frontend::http1::{FramedRequest, Progress};
-    pub use crate::operations::{Command, Create, Delete, Outcome, Update, list::PAGES};
+    pub use crate::operations::{Command, Create, Delete, Outcome, Update, list::FIND_PAGES};
     pub use crate::private_postgres::{Cluster, SharedServer, connection_string};
     pub use crate::users::idempotency::{Fingerprint, KeyDigest};
     pub use crate::users::password::Hasher;

@@ -98,7 +98,7 @@ impl App {
     /// Answers a judged request, executing its command on this thread.
     pub(crate) fn answer(&self, judged: Verdict) -> Response {
         match judged {
-            Verdict::Execute(command) => outside_of_runtimes(|| self.operations.execute_alone(command))
+            Verdict::Execute(command) => outside_of_runtimes(|| self.operations.execute_to_end(command))
                 .unwrap_or_else(|error| error.into_response(None)),
             Verdict::Answer(answer) => answer,
         }

@@ -93,7 +93,7 @@ fn make_description(schema: Schema, max_per_page: u32, needs_token: bool) -> Val
     let schemas = document["components"]["schemas"].as_object_mut();
     for entry in schemas.expect("it has schemas").values_mut() {
         let name = entry["$ref"].as_str();
-        let Some(mut file) = name.and_then(|name| validation::schema_file(name, schema)) else { continue };
+        let Some(mut file) = name.and_then(|name| validation::find_schema(name, schema)) else { continue };
         // Removes `title`, so that tools that generate clients name the schema by its key in the OpenAPI description.
         // Removes `$schema`, because the OpenAPI description names the dialect of all its schemas.
         file.as_object_mut().expect("a schema").retain(|member, _| member != "title" && member != "$schema");
@@ -125,7 +125,7 @@ static CONTENT_SECURITY_POLICY: LazyLock<String> = LazyLock::new(|| {
 pub fn answer_ui(app: &App) -> Response {
     let operations = &app.operations;
     let schema =
-        validation::schema_file("create-user.basic.json", operations.schemas.variant).unwrap_or_default();
+        validation::find_schema("create-user.basic.json", operations.schemas.variant).unwrap_or_default();
     let settings = json!({"maxPerPage": operations.max_per_page, "required": schema["required"]});
     let page = UI_PAGE.replacen("data-settings='{}'", &format!("data-settings='{settings}'"), 1);
     Response { status: 200, body: page.into(), ..Response::no_content() }

@@ -1,5 +1,6 @@
-//! Does what a service does, in one transaction that is rolled back: plans and executes the statements of requests, and compares
-//! what they return. A finding is an effect that is missing. The catalog is read for effects that one execution does not show.
+//! Executes the statements of a service's requests in one transaction, compares their results with the expected ones,
+//! and rolls back. Adds a finding for each effect that is missing. Reads the catalog for effects that no statement of
+//! the trial shows, such as that of a trigger on TRUNCATE.
 
 use super::{Changes, Finding, Severity::*, add_findings};
 use crate::db::migrate::{GRANTS_HINT, Migrations, in_one_line};
@@ -14,60 +15,61 @@ use std::{collections::BTreeMap, time::Duration};
 /// The longest time that a statement of the trial may take.
 const MAX_STATEMENT_TIME: Duration = Duration::from_secs(5);
 
-/// How often the trial is begun, if locks of other sessions end it.
+/// The most attempts at the trial, if locks of other sessions end an attempt.
 const MAX_TRIES: usize = 3;
 
 /// A well-formed hash that no password matches.
 const UNMATCHED_HASH: &str = "$argon2id$v=19$m=19456,t=2,p=1$dXNlcmQgY2hlY2s$bm8gcGFzc3dvcmQ";
 
-/// The result that a statement has to have.
+/// The result that a statement of the trial has to have. Another result is a finding.
 #[derive(Clone, Copy, PartialEq)]
 enum ExpectedResult {
-    /// A plan that uses an index. The statement is not executed.
+    /// A plan that uses an index. The statement is planned, but not executed.
     Plan,
-    /// A row with a new version. Later steps use the values in this row.
+    /// A row whose version and time of change are new. Later steps use the values in this row.
     NewRow,
-    /// A row, if the trial has created a user.
+    /// A row. If the trial could not create a user, because the transaction refuses changes, no row is expected.
     Row,
-    /// No row, or a row of nulls.
+    /// No row, or a row that begins with null.
     NoRow,
 }
 use ExpectedResult::*;
 
-/// A statement of the trial, in five parts: the finding if the result is not the expected one; the SQL, which is empty
-/// if the step only looks for a trigger; the arguments, in which `:name` stands for a value of the user; the expected
+/// A step of the trial, in five parts: the finding if the result is not the expected one; the SQL, which is empty if
+/// the step only looks for a trigger; the arguments, in which `:name` stands for a value of the user; the expected
 /// result; and the remedy, which is a statement, a command, or the name of a trigger or index that the migrations
 /// create.
 type Step<'a> = (&'a str, &'a str, &'a str, ExpectedResult, &'a str);
 
-const NEW_USER: &str = r#"('{n}', '{:key@userd.invalid}', '{":password_hash"}', '{:key}', '{:key}')"#;
-const SAME_NAME: &str = "('{:id}', '{true}', '{null}', '{null}', '{n}', '{null}')";
-const NEW_PASSWORD: &str = "(:id, true, null, null, null, null, ':password_hash')";
+const CREATE_ARGUMENTS: &str = r#"('{n}', '{:key@userd.invalid}', '{":password_hash"}', '{:key}', '{:key}')"#;
+const RENAME_ARGUMENTS: &str = "('{:id}', '{true}', '{null}', '{null}', '{n}', '{null}')";
+const PASSWORD_ARGUMENTS: &str = "(:id, true, null, null, null, null, ':password_hash')";
 const EMAIL_INDEX: &str = "unique index users_email_key";
 const ETAG_TRIGGER: &str = "trigger zz_user_version";
 const REINDEX: &str = "reindex table users";
 const ADD_FOREIGN_KEY: &str = "alter table credentials drop constraint if exists credentials_user_id_fkey, \
     add foreign key (user_id) references users (id) on delete cascade";
 
-/// The statement of `idempotency_erase()`.
+/// The statement with which the trigger function `idempotency_erase()` erases the kept answers of deleted users.
 const ERASE_ANSWERS: &str =
     "update idempotency_keys set answer = null where user_id = any (array(select $1::bigint))";
 
-/// Inserts that PostgreSQL can plan only if the table has its primary key, because `on conflict` needs a unique index.
+/// An insert that PostgreSQL can plan only if the table has its primary key, because `on conflict` needs a unique
+/// index.
 const INSERT_USER: &str = "insert into users default values on conflict (id) do nothing";
-const INSERT_HASH: &str = "insert into credentials default values on conflict (user_id) do nothing";
+const INSERT_CREDENTIAL: &str = "insert into credentials default values on conflict (user_id) do nothing";
 const INSERT_KEY: &str = "insert into idempotency_keys default values on conflict (key) do nothing";
 
-/// Returns by how much the count in `user_counts` exceeds the number of rows of `users`, for the block of ids that has
-/// user $1. Returns no row if the difference is $2.
-const COUNT_EXCESS: &str = "\
+/// Finds by how much the count in `user_counts` exceeds the number of rows of `users`, for the block of ids that
+/// contains the id $1. Finds no row if the excess is $2.
+const FIND_COUNT_EXCESS: &str = "\
     select counted.n - stored.n as excess \
     from (select coalesce(sum(n), 0)::bigint as n from user_counts where block = $1::bigint >> 12) counted, \
         (select count(*) as n from users where id >= ($1 >> 12) << 12 and id < (($1 >> 12) + 1) << 12) stored \
     where counted.n - stored.n is distinct from $2::bigint";
 
-/// The steps. First, triggers whose effect no statement of the trial shows. Second, statements that are only planned.
-/// Third, statements of requests, which use the rows that the steps before them have made.
+/// The steps of the trial. First come triggers whose effect no statement of the trial shows, then statements that are
+/// only planned, then statements of requests, which use the rows that earlier steps have made.
 const STEPS: [Step; 29] = [
     ("SQL may change the id of a user", "", "", Plan, "trigger user_id_is_fixed"),
     ("totals are wrong after a TRUNCATE", "", "", Plan, "trigger user_counts_truncate"),
@@ -75,7 +77,7 @@ const STEPS: [Step; 29] = [
     ("two users may have one id", INSERT_USER, "", Plan, "alter table users add primary key (id)"),
     (
         "a user may have two hashes",
-        INSERT_HASH,
+        INSERT_CREDENTIAL,
         "",
         Plan,
         "alter table credentials add primary key (user_id)",
@@ -84,46 +86,48 @@ const STEPS: [Step; 29] = [
     ("two users may have one address", CREATE_MANY, "('{n}', '{:key}')", Plan, EMAIL_INDEX),
     ("keys that have expired stay", REMOVE_EXPIRED_KEYS, "", Plan, "index idempotency_keys_expires_at"),
     ("deletes are slow", ERASE_ANSWERS, "(:id)", Plan, "index idempotency_keys_user_id"),
-    ("creates store nothing", CREATE_WITH_KEYS, NEW_USER, NewRow, ""),
-    ("creates cannot be counted", COUNT_EXCESS, "(:id, null)", NewRow, ""),
+    ("creates store nothing", CREATE_WITH_KEYS, CREATE_ARGUMENTS, NewRow, ""),
+    ("creates cannot be counted", FIND_COUNT_EXCESS, "(:id, null)", NewRow, ""),
     ("two users may have one address", CREATE, "('n', ':key@USERD.INVALID')", NoRow, EMAIL_INDEX),
-    ("reads by id miss a user", FIND, "('{:id}')", Row, REINDEX),
+    ("reads by id miss a user", FIND_BY_ID, "('{:id}')", Row, REINDEX),
     ("searches by address miss a user", FIND_BY_EMAIL, "('{:key@userd.invalid}')", Row, REINDEX),
     ("searches by prefix miss a user", FIND_BY_PREFIX, "(':key', 1)", Row, REINDEX),
     ("lists miss a user", FIND_AFTER, "(array[:id - 1], '{1}')", Row, REINDEX),
-    ("pages fail", PAGES, "('{0}', '{1}', '{false}')", Plan, ""),
+    ("pages fail", FIND_PAGES, "('{0}', '{1}', '{false}')", Plan, ""),
     ("passwords are not stored", FIND_CREDENTIAL, "(:id)", Row, ""),
     ("logins miss a user", FIND_WITH_CREDENTIAL, "(':key@userd.invalid')", Row, REINDEX),
     ("idempotency keys are not stored", FIND_KEPT_ANSWER, "(':key')", Row, ""),
     ("a change leaves the old ETag", UPDATE, "(:id, true, null, null, 'm', null)", NewRow, ETAG_TRIGGER),
-    ("a batch leaves the old ETag", UPDATE_MANY, SAME_NAME, NewRow, ETAG_TRIGGER),
-    ("a new password leaves the old ETag", UPDATE_PASSWORD, NEW_PASSWORD, NewRow, ETAG_TRIGGER),
+    ("a batch leaves the old ETag", UPDATE_MANY, RENAME_ARGUMENTS, NewRow, ETAG_TRIGGER),
+    ("a new password leaves the old ETag", UPDATE_PASSWORD, PASSWORD_ARGUMENTS, NewRow, ETAG_TRIGGER),
     ("logins fail", REPLACE_HASH, "(:id, ':password_hash', ':password_hash')", NoRow, ""),
     ("deletes keep a user", DELETE, "(:id, true, null, null)", Row, ""),
     ("deletes fail", DELETE_MANY, "('{:id}', '{true}', '{null}', '{null}')", Row, ""),
     ("deletes leave hashes of passwords", FIND_CREDENTIAL, "(:id)", NoRow, ADD_FOREIGN_KEY),
     ("deletes leave values of users", FIND_KEPT_ANSWER, "(':key')", NoRow, "trigger idempotency_erase"),
-    ("deletes are not counted", COUNT_EXCESS, "(:id, :excess)", NoRow, "trigger user_counts_delete"),
+    ("deletes are not counted", FIND_COUNT_EXCESS, "(:id, :excess)", NoRow, "trigger user_counts_delete"),
 ];
 
-/// Statements that are executed after a rollback of [`STEPS`], and compare the counts with the values from before it.
+/// Steps that are executed after the rollback of [`STEPS`], which removes the created user and its count together. The
+/// difference between the counts and the users has to be as it was before the rollback, and has to be 0.
 const STEPS_AFTER_ROLLBACK: [Step; 2] = [
-    ("creates are not counted", COUNT_EXCESS, "(:id, :excess)", NoRow, "trigger user_counts_insert"),
-    ("totals and pages are wrong", COUNT_EXCESS, "(:id, 0)", NoRow, "userd recount"),
+    ("creates are not counted", FIND_COUNT_EXCESS, "(:id, :excess)", NoRow, "trigger user_counts_insert"),
+    ("totals and pages are wrong", FIND_COUNT_EXCESS, "(:id, 0)", NoRow, "userd recount"),
 ];
 
-/// Returns the enabled triggers of the tables $1: the name, alone and with the table; the function, if it is in the schema, and its body.
-const ENABLED_TRIGGERS: &str = "\
+/// Finds the enabled triggers of the tables $1. Columns: the trigger's name; its name with its table; its function,
+/// which is empty if the function is in another schema; the function's body.
+const FIND_ENABLED_TRIGGERS: &str = "\
     select tgname::text, format('%I on %s', tgname, tgrelid::regclass), case \
         when tgfoid = to_regprocedure(format('%I()', proname))::oid then format('%s()', proname) else '' end, prosrc \
     from pg_trigger join pg_proc on pg_proc.oid = tgfoid \
     where tgrelid = any (array(select to_regclass(name)::oid from unnest($1::text[]) name)) \
         and not tgisinternal and tgenabled in ('O', 'A')";
 
-/// Returns the functions that run with the rights of their owner although the owner lacks a right that the function
-/// sometimes needs: to add up counts, or to clear a table after a TRUNCATE. The remedy makes the owner of `users` the
-/// owner of the function and of its table.
-const OWNERS_WITHOUT_RIGHTS: &str = "\
+/// Finds the functions that run with the rights of their owner although the owner lacks a right that the function
+/// sometimes needs: to add up counts, or to clear a table after a TRUNCATE. Columns: the problem, and the remedy, which
+/// makes the owner of `users` the owner of the function and of its table.
+const FIND_OWNERS_WITHOUT_RIGHTS: &str = "\
     select format('changes get 500 at times, as the owner of %s() may not use %s so', f, t), \
         format('alter table %2$s owner to %3$I; alter function %1$s() owner to %3$I', f, t, pg_get_userbyid(relowner)) \
     from (values ('user_counts_record', 'user_counts', 'SELECT,INSERT,UPDATE,DELETE'), \
@@ -133,81 +137,84 @@ const OWNERS_WITHOUT_RIGHTS: &str = "\
         and (not has_schema_privilege(proowner, u.relnamespace, 'USAGE') or exists (select \
             from unnest(string_to_array(rights, ',')) one where not has_table_privilege(proowner, to_regclass(t)::oid, one)))";
 
-/// Returns the sequence that ids are drawn from, whatever its name is, and whether the role may read it.
-const ID_SEQUENCE: &str = "select name, has_sequence_privilege(name, 'SELECT') \
+/// Finds the name of the sequence that ids are drawn from, and whether the role of the session may read the sequence.
+const FIND_ID_SEQUENCE: &str = "select name, has_sequence_privilege(name, 'SELECT') \
     from pg_get_serial_sequence('users', 'id') name where name is not null";
 
-/// Returns a row if the next id of the sequence is taken, or if there is no next id. `SEQUENCE` stands for its name.
-const ID_SEQUENCE_IS_BEHIND: &str = "select last_value from SEQUENCE where last_value = bigint '9223372036854775807' \
+/// Returns a row if the next id of the sequence is taken, or if there is no next id: creates would fail. `SEQUENCE`
+/// stands for the name of the sequence.
+const NEXT_ID_IS_UNAVAILABLE: &str = "select last_value from SEQUENCE where last_value = bigint '9223372036854775807' \
     or exists (select from users where id >= last_value and (id > last_value or not is_called))";
 
 const SET_ID_SEQUENCE: &str =
     "select setval(pg_get_serial_sequence('users', 'id'), coalesce(max(id), bigint '1')) from users";
 
-/// Returns the sessions that hold or wait for a lock of the tables $1, if reads or changes have to wait for this lock.
-const LOCK_HOLDERS: &str = "\
+/// Finds the process ids of the sessions that hold or wait for a lock on the tables $1 that makes reads or changes
+/// wait.
+const FIND_LOCK_HOLDERS: &str = "\
     select coalesce(string_agg(distinct pid::text, ', '), 'gone now') from pg_locks \
     where relation = any (array(select to_regclass(name)::oid from unnest($1::text[]) name)) and pid <> pg_backend_pid() \
         and mode in ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')";
 
-/// One try of the statements, in a transaction that ends with a rollback.
+/// One attempt at the steps, in a transaction that is rolled back.
 struct Trial<'a> {
     transaction: Transaction<'a>,
     migrations: &'a Migrations,
     /// The name of the schema, quoted for SQL.
     schema: String,
-    /// Values of the user by column. The version is missing until the trial has created the user.
-    values: BTreeMap<String, String>,
-    /// Triggers that are enabled and execute the function that the migrations have made for them.
+    /// Values of the trial's user by column. The version is missing until the trial has created the user.
+    user_values: BTreeMap<String, String>,
+    /// Triggers of the migrations that are enabled and execute the function that the migrations have made for them.
     enabled_triggers: Vec<String>,
     /// True if the transaction refuses changes.
     is_read_only: bool,
     findings: Vec<Finding>,
 }
 
-/// Tries what a service does, and returns the findings. If each of three tries meets locks of other sessions, the only
-/// finding is a note that names these sessions. Changes nothing. An error ends the check.
+/// Executes the statements of a service in a transaction that is rolled back, and returns the findings. If locks of
+/// other sessions end each of three attempts, the only finding is a note that names these sessions. Fails if another
+/// error ends the trial.
 pub(super) fn try_service(
     client: &mut Client,
     migrations: &Migrations,
     changes: Changes,
 ) -> Result<Vec<Finding>, Error> {
-    // Checks deferred constraints at once. They would be checked at the commit, and the transaction never commits.
+    // Checks deferred constraints after each statement, because the commit, which would check them, never comes.
     const SET_UP: &str = "set local application_name = 'userd check'; \
         set local idle_in_transaction_session_timeout = '5s'; set constraints all immediate";
-    const VALUES: &str = "select gen_random_uuid()::text, quote_ident(current_schema()::text), \
+    const READ_KEY_AND_SCHEMA: &str = "select gen_random_uuid()::text, quote_ident(current_schema()::text), \
         current_setting('transaction_read_only') = 'on'";
     for _ in 0..MAX_TRIES {
         let isolated = client.build_transaction().isolation_level(IsolationLevel::ReadCommitted);
         let mut transaction = isolated.start()?;
         transaction.batch_execute(&(settings::setup_statements("set local", MAX_STATEMENT_TIME) + SET_UP))?;
-        let row = transaction.query_typed_one(VALUES, &[])?;
+        let row = transaction.query_typed_one(READ_KEY_AND_SCHEMA, &[])?;
         let values = [("id", "0"), ("key", row.get(0)), ("password_hash", UNMATCHED_HASH)];
-        let values = values.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        let user_values = values.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
         let (schema, is_read_only) = (row.get(1), row.get(2));
         let (enabled_triggers, findings) = (Vec::new(), Vec::new());
         let mut trial =
-            Trial { transaction, migrations, schema, values, enabled_triggers, is_read_only, findings };
+            Trial { transaction, migrations, schema, user_values, enabled_triggers, is_read_only, findings };
         match trial.execute_steps(changes) {
             Ok(()) => return Ok(trial.findings),
             Err(error) if is_transient(&error) => {}
             Err(error) => return Err(error),
         }
     }
-    let holders: String = client.query_typed_one(LOCK_HOLDERS, &[(&ALL_TABLES, Type::TEXT_ARRAY)])?.get(0);
-    let line = format!("locks of other sessions end this part of the check; pid: {holders}");
+    let pids: String = client.query_typed_one(FIND_LOCK_HOLDERS, &[(&ALL_TABLES, Type::TEXT_ARRAY)])?.get(0);
+    let line = format!("locks of other sessions end this part of the check; pid: {pids}");
     Ok(vec![Finding { severity: Note, subject: "service", line }])
 }
 
 impl Trial<'_> {
     /// Executes all steps. Ends early if a finding would make later findings misleading.
     fn execute_steps(&mut self, changes: Changes) -> Result<(), Error> {
-        self.leave_changes_out(changes)?;
-        for row in self.transaction.query_typed(OWNERS_WITHOUT_RIGHTS, &[])? {
+        self.make_read_only_if_needed(changes)?;
+        for row in self.transaction.query_typed(FIND_OWNERS_WITHOUT_RIGHTS, &[])? {
             self.add_problem(row.get(0), "", row.get(1));
         }
-        for row in self.transaction.query_typed(ID_SEQUENCE, &[])? {
-            let (sql, count) = (ID_SEQUENCE_IS_BEHIND.replace("SEQUENCE", row.get(0)), self.findings.len());
+        for row in self.transaction.query_typed(FIND_ID_SEQUENCE, &[])? {
+            let (sql, count) = (NEXT_ID_IS_UNAVAILABLE.replace("SEQUENCE", row.get(0)), self.findings.len());
             let what = "the sequence of ids is behind them or at its end, so that creates fail";
             if !row.get::<_, bool>(1) {
                 let line = "the role may not see the sequence of ids, which may be behind them";
@@ -215,8 +222,8 @@ impl Trial<'_> {
                 continue;
             }
             self.execute_step(&(what, &sql, "", NoRow, SET_ID_SEQUENCE))?;
-            // Ends the trial if the sequence is behind, because a create of the trial would draw an id. A rollback does
-            // not put the sequence back, so that the next check might not find the fault any more.
+            // Ends the trial if the next id is not available, because a create of the trial would draw an id. A
+            // rollback does not put the sequence back, so that the next check might not find the fault any more.
             if self.findings.len() > count {
                 return Ok(());
             }
@@ -231,11 +238,11 @@ impl Trial<'_> {
         STEPS_AFTER_ROLLBACK.iter().try_for_each(|step| self.execute_step(step).map(drop))
     }
 
-    /// Records the triggers that are as the migrations make them, and adds a problem for each further trigger that executes a
-    /// function of the migrations. Returns the triggers of other programs.
+    /// Adds the triggers that are as the migrations make them to `enabled_triggers`, and adds a problem for each
+    /// further trigger that executes a function of the migrations. Returns the triggers of other programs.
     fn read_triggers(&mut self) -> Result<Vec<String>, Error> {
         let mut foreign = Vec::new();
-        for row in self.transaction.query_typed(ENABLED_TRIGGERS, &[(&ALL_TABLES, Type::TEXT_ARRAY)])? {
+        for row in self.transaction.query_typed(FIND_ENABLED_TRIGGERS, &[(&ALL_TABLES, Type::TEXT_ARRAY)])? {
             let [name, label, function, body] = [0, 1, 2, 3].map(|at| row.get::<_, &str>(at));
             let made_by = |what: String| self.migrations.find_statement(&format!("create {what} "));
             let made = made_by(format!("function {function}"));
@@ -245,8 +252,8 @@ impl Trial<'_> {
                 Some(trigger) if is_made && trigger.ends_with(&format!(" {function}")) => {
                     self.enabled_triggers.push(format!("trigger {name}"));
                 }
-                // Adds no finding here, because the step that looks for this trigger adds a finding if the trigger is
-                // disabled.
+                // Adds no finding, because the step that looks for this trigger adds a finding if the trigger is not
+                // one of `enabled_triggers`.
                 Some(_) => {}
                 None if made.is_some() => {
                     let what = format!("a further trigger executes {function}");
@@ -258,12 +265,12 @@ impl Trial<'_> {
         Ok(foreign)
     }
 
-    /// If changes are not to be tried, has the transaction refuse them, and adds a note that says why.
-    fn leave_changes_out(&mut self, changes: Changes) -> Result<(), Error> {
+    /// Makes the transaction read-only if the trial is not to try changes, and adds a note with the reason.
+    fn make_read_only_if_needed(&mut self, changes: Changes) -> Result<(), Error> {
         let foreign = self.read_triggers()?.join(", ");
         let why = match changes {
             Changes::None => "--read-only leaves them out".to_owned(),
-            Changes::Usual if !foreign.is_empty() => format!(
+            Changes::WithoutTriggers if !foreign.is_empty() => format!(
                 "no rollback may undo what triggers of another program do; --fire-triggers fires them: {foreign}"
             ),
             _ if self.is_read_only => "the database accepts none".to_owned(),
@@ -274,25 +281,26 @@ impl Trial<'_> {
         self.transaction.batch_execute("set transaction read only")
     }
 
-    /// Plans and executes the statement of a step, and adds the findings. Returns false if a statement was refused, or if later
-    /// steps lack their user.
-    fn execute_step(&mut self, &(what, sql, arguments, expected, mends): &Step) -> Result<bool, Error> {
-        if mends.starts_with("trigger ") && !self.enabled_triggers.iter().any(|trigger| trigger == mends) {
-            self.add_problem(what, "", mends);
+    /// Plans the statement of a step, executes the statement if more than a plan is expected, and adds the findings.
+    /// Returns false if later steps cannot be executed, because this statement was refused or has not made the user
+    /// that later steps need.
+    fn execute_step(&mut self, &(what, sql, arguments, expected, remedy): &Step) -> Result<bool, Error> {
+        if remedy.starts_with("trigger ") && !self.enabled_triggers.iter().any(|trigger| trigger == remedy) {
+            self.add_problem(what, "", remedy);
         }
         if sql.is_empty() {
             return Ok(true);
         }
-        let mends_plan = if expected == Plan { mends } else { "" };
-        let messages = match self.plan_statement(sql, arguments, expected != Plan) {
+        let plan_remedy = if expected == Plan { remedy } else { "" };
+        let messages = match self.try_statement(sql, arguments, expected != Plan) {
             Ok(messages) => messages,
             Err(error) if error.as_db_error().is_none() || is_transient(&error) => return Err(error),
             Err(error) if self.is_read_only && is_read_only(&error) => return Ok(true),
             Err(error) => {
                 let hint = if is_denied(&error) { GRANTS_HINT } else { "" };
                 let lacks_index = lacks_unique_index(&error);
-                let (what, mends) = if lacks_index { (what, mends_plan) } else { ("requests get 500", "") };
-                self.add_problem(what, &(explain(&error) + hint), mends);
+                let (what, remedy) = if lacks_index { (what, plan_remedy) } else { ("requests get 500", "") };
+                self.add_problem(what, &(explain(&error) + hint), remedy);
                 return Ok(false);
             }
         };
@@ -300,24 +308,24 @@ impl Trial<'_> {
             Message::Row(row) => Some(row),
             _ => None,
         });
-        // Accepts every plan of a step that expects no row, because the step that looks at the sequence of ids may read
+        // Ignores the plan of a step that expects no row, because the step that looks at the sequence of ids may read
         // all users.
         let plan = rows.next().filter(|_| expected != NoRow);
         let plan = plan.and_then(|row| serde_json::from_str(row.get(0)?).ok());
         for table in scanned_tables(&plan.unwrap_or_default()) {
-            self.add_problem(&format!("requests read all of {table}"), "", mends_plan);
+            self.add_problem(&format!("requests read all of {table}"), "", plan_remedy);
         }
         let row = rows.next().filter(|row| row.get(0).is_some());
-        if !self.is_expected(expected, row) {
-            self.add_problem(what, "", mends);
+        if !self.check_row(expected, row) {
+            self.add_problem(what, "", remedy);
         }
         Ok(expected != NewRow || row.is_some())
     }
 
-    /// Returns the plan of a statement, as a session of a service makes it, and the rows of the statement if it is executed.
-    fn plan_statement(&mut self, sql: &str, arguments: &str, executes: bool) -> Result<Vec<Message>, Error> {
+    /// Prepares a statement as a session of a service does. Returns its plan and, if `executes` is set, its rows.
+    fn try_statement(&mut self, sql: &str, arguments: &str, executes: bool) -> Result<Vec<Message>, Error> {
         let fill = |text: String, (name, value): (&String, &String)| text.replace(&format!(":{name}"), value);
-        let execute = format!("execute userd_check {}", self.values.iter().fold(arguments.to_owned(), fill));
+        let execute = self.user_values.iter().fold(format!("execute userd_check {arguments}"), fill);
         let executed = if executes { &*execute } else { "" };
         let mut savepoint = self.transaction.transaction()?;
         let answer = savepoint.simple_query(&format!(
@@ -335,17 +343,17 @@ impl Trial<'_> {
     }
 
     /// Returns whether a statement has returned the expected row. Keeps the values of a new row for later steps.
-    fn is_expected(&mut self, expected: ExpectedResult, row: Option<&SimpleQueryRow>) -> bool {
+    fn check_row(&mut self, expected: ExpectedResult, row: Option<&SimpleQueryRow>) -> bool {
         match (expected, row) {
             (Plan, _) => true,
             (NoRow, row) => row.is_none(),
-            (Row, row) => row.is_some() || !self.values.contains_key("version"),
+            (Row, row) => row.is_some() || !self.user_values.contains_key("version"),
             (NewRow, None) => false,
             (NewRow, Some(row)) => {
                 let mut is_new = true;
                 for (at, column) in row.columns().iter().enumerate() {
                     let Some(value) = row.get(at) else { continue };
-                    let earlier = self.values.insert(column.name().to_owned(), value.to_owned());
+                    let earlier = self.user_values.insert(column.name().to_owned(), value.to_owned());
                     let changes = ["version", "updated_at"].contains(&column.name());
                     is_new &= !changes || earlier.as_deref() != Some(value);
                 }
@@ -354,10 +362,10 @@ impl Trial<'_> {
         }
     }
 
-    /// Adds a problem, unless an earlier finding names its remedy, or names its cause if the problem has no remedy.
-    fn add_problem(&mut self, what: &str, cause: &str, mends: &str) {
-        let remedy = self.remedy(mends).unwrap_or_default();
-        let parts = [&*remedy, cause, what];
+    /// Adds a problem, unless an earlier finding has the same remedy, or the same cause if the problem has no remedy.
+    fn add_problem(&mut self, what: &str, cause: &str, remedy: &str) {
+        let text = self.remedy_text(remedy).unwrap_or_default();
+        let parts = [&*text, cause, what];
         let mark = parts.into_iter().find(|part| !part.is_empty()).unwrap_or_default();
         if !self.findings.iter().any(|finding| finding.line.contains(mark)) {
             let parts = parts.into_iter().rev().filter(|part| !part.is_empty());
@@ -365,26 +373,28 @@ impl Trial<'_> {
         }
     }
 
-    /// Returns the remedy of a [`Step`] as text to paste: a command, or a statement that any session may execute.
-    fn remedy(&self, mends: &str) -> Option<String> {
+    /// Returns the remedy of a [`Step`] as text to paste: a command, or statements that begin with setting the schema,
+    /// so that any session may execute them. `None` if the step has no remedy.
+    fn remedy_text(&self, remedy: &str) -> Option<String> {
         let made = |name: &str| self.migrations.find_statement(&format!("create {name} "));
-        let (kind, name) = mends.rsplit_once(' ')?;
+        let (kind, name) = remedy.rsplit_once(' ')?;
         let statement = match kind {
-            "userd" => return Some(format!("`{mends}`")),
-            "index" | "unique index" => format!("drop index if exists {name}; {}", made(mends)?),
+            "userd" => return Some(format!("`{remedy}`")),
+            "index" | "unique index" => format!("drop index if exists {name}; {}", made(remedy)?),
             "trigger" => {
-                let trigger = made(mends)?;
+                let trigger = made(remedy)?;
                 let function =
                     made(trigger.split_once("execute ")?.1)?.replacen("create", "create or replace", 1);
                 format!("{function}; drop trigger if exists {name} on users; {trigger}")
             }
-            _ => mends.to_owned(),
+            _ => remedy.to_owned(),
         };
         Some(format!("`set search_path = {}, pg_temp; {statement}`", self.schema))
     }
 }
 
-/// Returns the tables of which a plan reads all rows: by no index, or by an index without a condition on its columns.
+/// Returns the tables of userd of which a plan reads all rows: without an index, or by an index without a condition on
+/// its columns.
 fn scanned_tables(plan: &Value) -> Vec<&str> {
     let node = plan["Node Type"].as_str().unwrap_or_default();
     let is_whole = node == "Seq Scan" || node.starts_with("Index") && plan["Index Cond"].is_null();

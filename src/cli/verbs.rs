@@ -33,9 +33,9 @@ pub fn check(args: &Args) -> Result<(), Failure> {
     let changes = match (args.has(commands::READ_ONLY), args.has(commands::FIRE_TRIGGERS)) {
         (true, _) => Changes::None,
         (_, true) => Changes::WithTriggers,
-        _ => Changes::Usual,
+        _ => Changes::WithoutTriggers,
     };
-    let options = Options { counts: args.has(commands::COUNTS), changes };
+    let options = Options { compares_counts: args.has(commands::COUNTS), changes };
     let finding = |severity, subject, line| Finding { severity, subject, line };
     match environment::read_config(args) {
         Ok(mut config) => {

@@ -98,7 +98,7 @@ with_defaults! {
         /// Where bodies are checked, and which status a violation gets.
         pub validation: Validation = Validation::Declarative,
         /// The largest `perPage`.
-        pub max_per_page: u32 = page::MAX_USERS,
+        pub max_per_page: u32 = page::DEFAULT_MAX_PER_PAGE,
         /// A directory of migrations instead of the built-in ones.
         pub migrations_dir: Option<PathBuf> = None,
         /// Applies missing migrations at start. If false, a start fails if a migration is missing. No variable sets

@@ -184,9 +184,9 @@ pub fn stage_users(import: &mut Transaction, users: &[StagedUser]) -> Result<(),
         json!({
             "line": line,
             "id": id,
-            "password_hash": hash.as_ref().map(PasswordHash::as_phc),
-            "created_at": created_at.map(timestamp::text),
-            "updated_at": updated_at.map(timestamp::text),
+            "password_hash": hash.as_ref().map(PasswordHash::as_text),
+            "created_at": created_at.map(timestamp::to_text),
+            "updated_at": updated_at.map(timestamp::to_text),
             "name": name,
             "email": email,
         })

@@ -27,5 +27,5 @@ pub fn read_user<'a, T: FromSql<'a>>(
 /// Returns the credential in a row, or `None` if the row has no password hash.
 pub fn read_credential(row: &Row) -> Result<Option<Credential>, Error> {
     let hash: Option<String> = row.try_get("password_hash")?;
-    Ok(hash.map(|hash| Credential { password_hash: PasswordHash::from_phc(hash) }))
+    Ok(hash.map(|hash| Credential { password_hash: PasswordHash::from_stored(hash) }))
 }

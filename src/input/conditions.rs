@@ -1,58 +1,59 @@
-//! `If-Match` and `If-None-Match`, and the `ETag` that they name.
+//! Parses `If-Match` and `If-None-Match`, and makes the `ETag` that clients send back in these fields.
 
 use crate::error::Error;
 use crate::http::Request;
 use crate::users::revision::{Condition, Revision, Revisions};
 use time::OffsetDateTime;
 
-/// Returns the value of `ETag` for a user in this state.
+/// Returns the value of `ETag` for a user at this revision.
 pub fn etag(Revision { version, updated_at }: Revision) -> String {
     let micros = (updated_at.unix_timestamp_nanos() / 1000) as i64;
     format!("\"{version}-{micros:x}\"")
 }
 
-/// Returns the state that an entity tag of this service names; `None` for a tag of another service. `text` is the tag
-/// without quotes.
+/// Parses an entity tag, without its quotes, into the revision that the tag stands for. Returns `None` for a tag that
+/// this service has not made.
 fn parse_tag(text: &str) -> Option<Revision> {
     let (version, micros) = text.rsplit_once('-')?;
     let micros = u64::from_str_radix(micros, 16).ok()?.cast_signed();
     let updated_at = OffsetDateTime::from_unix_timestamp_nanos(i128::from(micros) * 1000).ok()?;
     let revision = Revision { version: version.parse().ok()?, updated_at };
-    // Refuses another spelling of the numbers, which is no tag of this service.
+    // Refuses another spelling of the numbers, such as `+1` or `01`, because no tag of this service is spelled so.
     (etag(revision).trim_matches('"') == text).then_some(revision)
 }
 
-/// Parses the fields `If-Match` and `If-None-Match` of a request, if it has them. [`Error::BadRequest`] if one of them
-/// is no list of entity tags.
+/// Parses the fields `If-Match` and `If-None-Match` of a request, as far as the request has them. Fails with
+/// [`Error::BadRequest`] if one of the fields is neither `*` nor a list of entity tags.
 pub fn parse_condition(request: &Request) -> Result<Condition, Error> {
-    let Condition { only, except } = Condition::default();
-    // Lets weak tags match no state in If-Match; in If-None-Match they match as strong ones do (RFC 9110, 13.1).
-    let only = parse_fields(request, "if-match", false, only)
+    let Condition { if_match, if_none_match } = Condition::default();
+    // Ignores weak tags in If-Match, where a weak tag matches no revision. In If-None-Match, weak tags match as strong
+    // tags do (RFC 9110, 13.1).
+    let if_match = parse_revisions(request, "if-match", false, if_match)
         .ok_or(Error::BadRequest("If-Match holds neither * nor entity tags in double quotes"))?;
-    let except = parse_fields(request, "if-none-match", true, except)
+    let if_none_match = parse_revisions(request, "if-none-match", true, if_none_match)
         .ok_or(Error::BadRequest("If-None-Match holds neither * nor entity tags in double quotes"))?;
-    Ok(Condition { only, except })
+    Ok(Condition { if_match, if_none_match })
 }
 
-/// Parses all fields of a name together, or returns `absent` if there is none. `None` if the fields are malformed.
-/// Tags of other services match no state.
-fn parse_fields(request: &Request, name: &str, weak: bool, absent: Revisions) -> Option<Revisions> {
+/// Parses all fields with this name together into the revisions that their tags stand for, or returns `default` if
+/// there is no such field. Returns `None` if a field is malformed. Ignores tags of other services.
+fn parse_revisions(request: &Request, name: &str, with_weak: bool, default: Revisions) -> Option<Revisions> {
     let values: Vec<&str> = request.header_values(name).collect();
     match values[..] {
-        [] => Some(absent),
-        [value] if value.trim_matches(SPACES) == "*" => Some(None),
+        [] => Some(default),
+        [value] if value.trim_matches(SPACE_AND_TAB) == "*" => Some(None),
         _ => {
-            let lists = values.into_iter().map(|value| parse_list(value, weak));
+            let lists = values.into_iter().map(|value| parse_tag_list(value, with_weak));
             Some(Some(lists.collect::<Option<Vec<_>>>()?.concat()))
         }
     }
 }
 
-const SPACES: [char; 2] = [' ', '\t'];
+const SPACE_AND_TAB: [char; 2] = [' ', '\t'];
 
-/// Parses a list of tags into the states that they name; weak tags are left out unless `weak` is set. `None` if the
-/// list is malformed. An empty text is a list (RFC 9110, 5.6.1).
-fn parse_list(value: &str, weak: bool) -> Option<Vec<Revision>> {
+/// Parses a list of tags into the revisions that the tags stand for. Includes weak tags only if `with_weak` is set.
+/// Returns `None` if the list is malformed. An empty text is a valid list (RFC 9110, 5.6.1).
+fn parse_tag_list(value: &str, with_weak: bool) -> Option<Vec<Revision>> {
     let mut revisions = Vec::new();
     let mut rest = value.trim_matches([' ', '\t', ',']);
     while !rest.is_empty() {
@@ -61,8 +62,8 @@ fn parse_list(value: &str, weak: bool) -> Option<Vec<Revision>> {
         if text.bytes().any(|byte| byte <= b' ' || byte == 0x7f) {
             return None;
         }
-        revisions.extend(parse_tag(text).filter(|_| weak || weak_tag.is_none()));
-        rest = after.trim_start_matches(SPACES);
+        revisions.extend(parse_tag(text).filter(|_| with_weak || weak_tag.is_none()));
+        rest = after.trim_start_matches(SPACE_AND_TAB);
         if !rest.is_empty() {
             rest = rest.strip_prefix(',')?.trim_start_matches([' ', '\t', ',']);
         }
@@ -125,9 +126,9 @@ mod tests {
             (r#""1-0", *"#, None),
         ];
         for (value, expected) in rows {
-            assert_eq!(parse_list(value, false).as_deref(), expected, "{value}");
+            assert_eq!(parse_tag_list(value, false).as_deref(), expected, "{value}");
         }
-        assert_eq!(parse_list(r#"W/"1-0", "2-a""#, true), Some(vec![at(1, 0), at(2, 10)]));
+        assert_eq!(parse_tag_list(r#"W/"1-0", "2-a""#, true), Some(vec![at(1, 0), at(2, 10)]));
     }
 
     #[test]
@@ -162,13 +163,13 @@ mod tests {
         for (fields, first, second) in rows {
             let condition = parse(fields).unwrap();
             // Makes a change if a read would be answered.
-            let read = |revision| match (condition.holds(revision), condition.allows(revision)) {
+            let read = |revision| match (condition.is_met_by(revision), condition.if_match_allows(revision)) {
                 (true, _) => 200,
                 (false, true) => 304,
                 (false, false) => 412,
             };
             assert_eq!((read(one), read(two)), (first, second), "{fields:?}");
-            if condition.is_empty() {
+            if condition.is_always_met() {
                 assert_eq!((first, second), (200, 200), "{fields:?}");
             }
         }

@@ -1,4 +1,4 @@
-//! The query string: the parameters of lists, and the refusal of all others.
+//! Parses the query string: the parameters of lists. Refuses all other parameters.
 
 use crate::error::{Error, NUL_MESSAGE, Violation};
 use crate::http::{Request, percent_decode};
@@ -18,16 +18,17 @@ const EXCLUSIVE_PARAMETERS: [(&str, &[&str]); 4] = [
     ("id", &["page", "perPage", "order", "email", "emailPrefix", "after"]),
 ];
 
-/// The message about a value of `id` that no user can have.
+/// The message about an `id` parameter whose value cannot be the id of a user.
 const NOT_AN_ID: &str = "must be an id, one for each parameter, as in id=3&id=5: digits, without a zero in front, up to 9223372036854775807";
 
-/// The most unknown parameters that a refusal names, and the most characters of each name: the answer must not repeat a
-/// query of thousands of parameters.
-const MAX_NAMES: usize = 10;
-const MAX_NAME_CHARS: usize = 64;
+/// The most unknown parameters that a refusal names, because the answer must not repeat a query of thousands of
+/// parameters.
+const MAX_UNKNOWN_NAMES_SHOWN: usize = 10;
+/// The most characters that a refusal shows of the name of an unknown parameter.
+const MAX_SHOWN_NAME_CHARS: usize = 64;
 
-/// Parses the query of `GET /users`, or returns [`Error::InvalidQuery`]. There are four kinds of lists:
-/// - `page` (default 1) and `perPage` (default 15, at most `max_per_page`), both whole numbers from 1; with `email` or
+/// Parses the query of `GET /users`, or returns [`Error::InvalidQuery`]. There are four groups of parameters:
+/// - `page` (default 1) and `perPage` (default 15, at most `max_per_page`), both whole numbers from 1; also `email` or
 ///   `order`
 /// - `after`, a whole number, and `perPage`
 /// - `emailPrefix` and `perPage`
@@ -36,20 +37,20 @@ const MAX_NAME_CHARS: usize = 64;
 /// Each parameter but `id` may be there once, and no other parameter may be there.
 pub fn parse_list_request(request: &Request, max_per_page: u32) -> Result<ListRequest, Error> {
     let mut query = Query::new(request);
-    let page = query.number("page", 1, i64::MAX);
-    let per_page = query.number("perPage", 1, max_per_page.into());
-    let order = query.value("order").map(|text| percent_decode(text).unwrap_or_default());
+    let page = query.parse_number("page", 1, i64::MAX);
+    let per_page = query.parse_number("perPage", 1, max_per_page.into());
+    let order = query.single_value("order").map(|text| percent_decode(text).unwrap_or_default());
     if !matches!(order.as_deref(), None | Some("asc" | "desc")) {
-        query.refuse("order", "enum", "must be asc or desc");
+        query.add_violation("order", "enum", "must be asc or desc");
     }
     let is_from_end = order.is_some_and(|order| order == "desc");
-    let (email, prefix) = (query.address("email"), query.address("emailPrefix"));
-    let after = query.number("after", 0, i64::MAX);
-    let ids = query.ids("id", max_per_page);
+    let (email, prefix) = (query.parse_address("email"), query.parse_address("emailPrefix"));
+    let after = query.parse_number("after", 0, i64::MAX);
+    let ids = query.parse_ids("id", max_per_page);
     for (name, others) in EXCLUSIVE_PARAMETERS {
         if query.is_given(name) && others.iter().any(|other| query.is_given(other)) {
             let message = format!("cannot be given together with {}", others.join(" or "));
-            query.refuse(name, "not", message);
+            query.add_violation(name, "not", message);
         }
     }
     query.refuse_unknown(&LIST_PARAMETERS)?;
@@ -63,14 +64,14 @@ pub fn parse_list_request(request: &Request, max_per_page: u32) -> Result<ListRe
     Ok(ListRequest { selection, page })
 }
 
-/// Returns [`Error::InvalidQuery`] if there is any parameter.
+/// Fails with [`Error::InvalidQuery`] if the query has any parameter, for routes that take no parameters.
 pub fn refuse_query(request: &Request) -> Result<(), Error> {
     Query::new(request).refuse_unknown(&[])
 }
 
-/// The parameters of a query string, and the violations in it.
+/// The parameters of a query string, and the violations that were found in them.
 struct Query<'a> {
-    /// The names, decoded as in a form, and the values as they were sent.
+    /// The name of each parameter, decoded as in a form, and its value, which is still percent-encoded.
     parameters: Vec<(String, &'a str)>,
     violations: Vec<Violation>,
 }
@@ -86,7 +87,7 @@ impl<'a> Query<'a> {
         Query { parameters, violations: Vec::new() }
     }
 
-    fn refuse(&mut self, name: &str, keyword: &str, message: impl Into<String>) {
+    fn add_violation(&mut self, name: &str, keyword: &str, message: impl Into<String>) {
         // Escapes the name as in a JSON pointer.
         let path = format!("/{}", name.replace('~', "~0").replace('/', "~1"));
         self.violations.push(Violation { path, keyword: keyword.to_owned(), message: message.into() });
@@ -96,63 +97,65 @@ impl<'a> Query<'a> {
         self.parameters.iter().any(|(given, _)| given == name)
     }
 
-    /// Returns the value of a parameter as it was sent. Refuses a parameter that is given more than once.
-    fn value(&mut self, name: &str) -> Option<&'a str> {
+    /// Returns the value of a parameter, still percent-encoded. Adds a violation if the parameter is given more than
+    /// once.
+    fn single_value(&mut self, name: &str) -> Option<&'a str> {
         let mut values = self.parameters.iter().filter(|(given, _)| given == name);
         let (_, value) = values.next()?;
         if values.next().is_some() {
-            self.refuse(name, "maxItems", "must be given once");
+            self.add_violation(name, "maxItems", "must be given once");
             return None;
         }
         Some(value)
     }
 
-    /// Parses the values of a parameter as ids. Refuses a parameter that is given more than `max` times.
-    fn ids(&mut self, name: &str, max: u32) -> Vec<i64> {
+    /// Parses the values of a parameter as ids. Adds a violation for a malformed id, or if there are more than `max`
+    /// ids.
+    fn parse_ids(&mut self, name: &str, max: u32) -> Vec<i64> {
         let given = self.parameters.iter().filter(|(given, _)| given == name);
         let ids: Vec<_> = given.map(|(_, value)| parse_id(&percent_decode(value)?)).collect();
         if ids.len() > max as usize {
-            self.refuse(name, "maxItems", format!("must be given at most {max} times"));
+            self.add_violation(name, "maxItems", format!("must be given at most {max} times"));
         } else if ids.contains(&None) {
-            self.refuse(name, "pattern", NOT_AN_ID);
+            self.add_violation(name, "pattern", NOT_AN_ID);
         }
         ids.into_iter().flatten().collect()
     }
 
-    /// Parses a parameter as a whole number from `min` to `max`. Refuses other values.
-    fn number(&mut self, name: &str, min: i64, max: i64) -> Option<i64> {
-        let text = percent_decode(self.value(name)?).unwrap_or_default();
+    /// Parses a parameter as a whole number from `min` to `max`. Adds a violation for another value.
+    fn parse_number(&mut self, name: &str, min: i64, max: i64) -> Option<i64> {
+        let text = percent_decode(self.single_value(name)?).unwrap_or_default();
         let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         let too_small = || format!("must be a whole number of at least {min}");
         let (keyword, message) = match text.parse() {
             _ if !is_number => ("type", too_small()),
             Ok(number) if number < min => ("minimum", too_small()),
             Ok(number) if number <= max => return Some(number),
-            // Refuses digits that do not fit into the type as a number that is too large.
+            // Reports digits that do not fit into an `i64` as a number that is too large.
             _ => ("maximum", format!("must be at most {max}")),
         };
-        self.refuse(name, keyword, message);
+        self.add_violation(name, keyword, message);
         None
     }
 
-    /// Parses a parameter as an e-mail address, in NFC. A `+` stays a plus sign, because users of curl do not encode
-    /// it; HTML forms would read it as a space.
-    fn address(&mut self, name: &str) -> Option<String> {
-        let (keyword, message) = match percent_decode(self.value(name)?) {
+    /// Parses a parameter as an e-mail address, in NFC. Keeps `+` as a plus sign, although HTML forms send `+` for a
+    /// space, because users of curl do not encode the plus sign of an address.
+    fn parse_address(&mut self, name: &str) -> Option<String> {
+        let (keyword, message) = match percent_decode(self.single_value(name)?) {
             None => ("format", "must be UTF-8, percent-encoded"),
             Some(text) if text.is_empty() => ("minLength", "must not be empty"),
             Some(text) if text.contains('\0') => ("pattern", NUL_MESSAGE),
             Some(text) => return Some(email::to_nfc(&text)),
         };
-        self.refuse(name, keyword, message);
+        self.add_violation(name, keyword, message);
         None
     }
 
-    /// Refuses parameters that are not `known`. Names them without their values, as one may be a token. Returns
-    /// [`Error::InvalidQuery`] with all refusals of the query.
+    /// Adds a violation for each parameter that is not one of `known`. The violation lacks the parameter's value, which
+    /// may be a token. Fails with [`Error::InvalidQuery`] if the query has violations of any kind.
     fn refuse_unknown(mut self, known: &[&str]) -> Result<(), Error> {
-        let names = self.parameters.iter().map(|(name, _)| name.clone());
-        let unknown: Vec<_> = names.filter(|name| !known.contains(&name.as_str())).take(MAX_NAMES).collect();
+        let unknown = self.parameters.iter().map(|(name, _)| name).filter(|name| !known.contains(&&***name));
+        let unknown: Vec<_> = unknown.take(MAX_UNKNOWN_NAMES_SHOWN).cloned().collect();
         for name in unknown {
             let meant = known.iter().find(|known| known.eq_ignore_ascii_case(&name));
             let served = match (meant, known.split_last()) {
@@ -160,8 +163,8 @@ impl<'a> Query<'a> {
                 (None, Some((last, others))) => format!("{} and {last} are", others.join(", ")),
                 (None, None) => "there is none".to_owned(),
             };
-            let name: String = name.chars().take(MAX_NAME_CHARS).collect();
-            self.refuse(&name, "additionalProperties", format!("is not a parameter here; {served}"));
+            let name: String = name.chars().take(MAX_SHOWN_NAME_CHARS).collect();
+            self.add_violation(&name, "additionalProperties", format!("is not a parameter here; {served}"));
         }
         if self.violations.is_empty() { Ok(()) } else { Err(Error::InvalidQuery(self.violations)) }
     }
@@ -319,7 +322,7 @@ mod tests {
         let many = format!("/users/1?{}", "a&".repeat(3000));
         match refuse_query(&Request::get(many)) {
             Err(Error::InvalidQuery(violations)) => {
-                assert_eq!(violations.len(), MAX_NAMES);
+                assert_eq!(violations.len(), MAX_UNKNOWN_NAMES_SHOWN);
                 assert_eq!(violations[0].message, "is not a parameter here; there is none");
             }
             other => panic!("{other:?}"),

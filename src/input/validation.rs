@@ -1,6 +1,7 @@
-//! The JSON Schemas of `schemas/`, embedded in the binary, and the violations that an answer shows.
+//! Validates bodies against the JSON Schemas of `schemas/`, which are embedded in the binary, and describes violations
+//! for answers.
 //!
-//! The setting `VALIDATION` decides with which of two errors a bad body is refused.
+//! The setting `VALIDATION` decides with which of two errors an invalid body is refused.
 
 use crate::config::{self, Schema};
 use crate::error::{Error, NUL_MESSAGE, Violation};
@@ -8,15 +9,16 @@ use crate::users::email;
 use jsonschema::{ValidationError, Validator, error::ValidationErrorKind};
 use serde_json::{Map, Value};
 
-/// The pattern of the schemas whose violation has a sentence of its own: a text without NUL.
-const PATTERN_WITHOUT_NUL: &str = r"^[^\x00]*$";
+/// The pattern in the schemas that forbids NUL in a text. Its violation has a message of its own, because a client
+/// would not understand the pattern.
+const NO_NUL_PATTERN: &str = r"^[^\x00]*$";
 
-/// The files of the schemas, as the description of the service (`openapi.json`) names them.
+/// The files of the schemas of bodies, by the names that the description of the service (`openapi.json`) uses.
 const SCHEMA_FILES: [&str; 3] = ["create-user.basic.json", "patch-user.basic.json", "authenticate.json"];
 
-/// Returns the schema of bodies that the description has under the name of a file in `schemas/`: this file, or its
-/// strict variant. `None` if the file is not a schema of bodies.
-pub fn schema_file(name: &str, variant: Schema) -> Option<Value> {
+/// Returns the schema of a body by its file name in the description of the service (`openapi.json`): the schema in this
+/// file, or its strict variant. Returns `None` if no body has a schema with this file name.
+pub fn find_schema(name: &str, variant: Schema) -> Option<Value> {
     let text = match (name, variant) {
         ("create-user.basic.json", Schema::Basic) => include_str!("../../schemas/create-user.basic.json"),
         ("create-user.basic.json", Schema::Strict) => include_str!("../../schemas/create-user.strict.json"),
@@ -33,20 +35,22 @@ pub fn schema_file(name: &str, variant: Schema) -> Option<Value> {
 pub struct BodySchemas {
     /// The setting `SCHEMA`, which decides against which schemas bodies are validated.
     pub variant: Schema,
-    /// The body of POST /users.
+    /// The schema of the body of POST /users.
     pub create: BodySchema,
-    /// The fields in the body of a PATCH: as in the create schema, but the password may be removed.
+    /// The schema of the body of a PATCH: as for a create, but no field is required, and the password may be null,
+    /// which removes the password.
     pub patch: BodySchema,
-    /// The body of POST /users/authenticate.
+    /// The schema of the body of POST /users/authenticate.
     pub authenticate: BodySchema,
 }
 
-/// A schema of one kind of bodies.
+/// The compiled schema of one kind of body.
 #[derive(Debug)]
 pub struct BodySchema {
     validator: Validator,
-    /// True if the schema has `format: email`, for which [`email::check_email`] is called instead.
-    has_format: bool,
+    /// True if the file of the schema has `format: email`. The validator does not check this format:
+    /// [`email::validate_email`] is called instead.
+    has_email_format: bool,
     mode: config::Validation,
 }
 
@@ -54,7 +58,7 @@ impl BodySchemas {
     /// Compiles the schemas that the settings `SCHEMA` and `VALIDATION` select.
     pub fn new(variant: Schema, mode: config::Validation) -> BodySchemas {
         let compile =
-            |name| BodySchema::new(schema_file(name, variant).expect("a body has this schema"), mode);
+            |name| BodySchema::new(find_schema(name, variant).expect("a body has this schema"), mode);
         let [create, patch, authenticate] = SCHEMA_FILES.map(compile);
         BodySchemas { variant, create, patch, authenticate }
     }
@@ -63,18 +67,18 @@ impl BodySchemas {
 impl BodySchema {
     fn new(mut schema: Value, mode: config::Validation) -> BodySchema {
         let email = schema.pointer_mut("/properties/email").and_then(Value::as_object_mut);
-        let has_format = email.is_some_and(|email| email.remove("format").is_some());
-        // Compiles the schema by the draft of JSON Schema that the file names. That is draft 7, because its own schema
-        // is one file in memory, and those of later drafts are eight. Adds no format of ours, because
+        let has_email_format = email.is_some_and(|email| email.remove("format").is_some());
+        // Compiles the schema by the draft of JSON Schema that its file names. The files name draft 7, because its
+        // meta-schema is one file in memory, and those of later drafts are eight. Adds no format of ours, because
         // `jsonschema::options` is generic: rustc would compile all keywords once more for this crate.
         let validator = jsonschema::validator_for(&schema).expect("a schema of this crate is one");
-        BodySchema { validator, has_format, mode }
+        BodySchema { validator, has_email_format, mode }
     }
 
-    /// Returns the body if it is valid, else the refusal that the setting `VALIDATION` demands.
+    /// Returns the body if its fields are valid. Otherwise fails with the error that the setting `VALIDATION` demands.
     pub fn validate(&self, body: Map<String, Value>) -> Result<Map<String, Value>, Error> {
-        let address = body.get("email").and_then(Value::as_str).filter(|_| self.has_format);
-        let problem = address.and_then(|address| email::check_email(address).err());
+        let address = body.get("email").and_then(Value::as_str).filter(|_| self.has_email_format);
+        let problem = address.and_then(|address| email::validate_email(address).err());
         let body = Value::Object(body);
         let body = match (problem.is_none() && self.validator.is_valid(&body), body) {
             (true, Value::Object(map)) => return Ok(map),
@@ -82,8 +86,8 @@ impl BodySchema {
         };
         let mut violations: Vec<Violation> = self.validator.iter_errors(&body).map(to_violation).collect();
         if let Some(message) = problem {
-            // Puts the violation of the address behind those of missing fields and before those of later names, as the
-            // validator orders them.
+            // Inserts the violation of the address where the validator would have put a violation: behind those of
+            // missing fields, and before those of fields with later names.
             let is_before = |found: &&Violation| found.keyword == "required" || found.path == "/email";
             let of_address = violations.iter().take_while(is_before).count();
             let (path, keyword) = ("/email".to_owned(), "format".to_owned());
@@ -96,7 +100,7 @@ impl BodySchema {
     }
 }
 
-/// Parses the body as a JSON object, without its byte order mark if it has one. Of duplicate keys the last one counts.
+/// Parses the body as a JSON object. Skips a byte order mark. If a key occurs twice, its last value counts.
 pub fn parse_object(body: &[u8]) -> Result<Map<String, Value>, Error> {
     let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
     let problem = match serde_json::from_slice(body) {
@@ -104,20 +108,22 @@ pub fn parse_object(body: &[u8]) -> Result<Map<String, Value>, Error> {
         Ok(_) => "another kind of JSON".to_owned(),
         Err(error) => error.to_string(),
     };
-    Err(Error::InvalidJson(common_mistake(body).map_or_else(|| other_mistake(body, &problem), str::to_owned)))
+    let message = describe_common_mistake(body).map(str::to_owned);
+    Err(Error::InvalidJson(message.unwrap_or_else(|| describe_other_mistake(body, &problem))))
 }
 
-/// Returns a message for a body that is no JSON object and shows no common mistake. Repeats one character of it alone,
-/// as the body may have a password in it.
-fn other_mistake(body: &[u8], problem: &str) -> String {
+/// Returns the message about a body that is no JSON object and shows no common mistake. The message has only the first
+/// character of the body, because the body may contain a password.
+fn describe_other_mistake(body: &[u8], problem: &str) -> String {
     let first = String::from_utf8_lossy(body).trim_ascii_start().chars().next().unwrap_or_default();
     format!(
         "the body is not a JSON object: it begins with {first:?} ({problem}); a file arrives as it is: curl -d @user.json"
     )
 }
 
-/// Returns a message for a common mistake: what it is, and how to mend it.
-fn common_mistake(body: &[u8]) -> Option<&'static str> {
+/// Returns the message about a common mistake in a body: what the mistake is, and how to correct the body. `None` if
+/// the body shows no common mistake.
+fn describe_common_mistake(body: &[u8]) -> Option<&'static str> {
     Some(match body.trim_ascii_start() {
         [] => "the body is empty",
         [0x1f, 0x8b, ..] => "the body is compressed with gzip; send plain JSON",
@@ -125,14 +131,14 @@ fn common_mistake(body: &[u8]) -> Option<&'static str> {
         [b'\'', ..] => {
             "the body begins with a single quote, which cmd.exe passes on; use double quotes there"
         }
-        text if is_form(text) => "this looks like a form; send JSON, as in {\"name\":\"Ada\"}",
+        text if looks_like_form(text) => "this looks like a form; send JSON, as in {\"name\":\"Ada\"}",
         text if str::from_utf8(text).is_err() => "the body is not UTF-8",
         _ => return None,
     })
 }
 
-/// Returns true if the body begins as that of a form: `name=`.
-fn is_form(body: &[u8]) -> bool {
+/// Returns true if the body begins like the body of a form: with a name and `=`.
+fn looks_like_form(body: &[u8]) -> bool {
     let name =
         body.iter().take_while(|byte| byte.is_ascii_alphanumeric() || b"-_.%+[]".contains(byte)).count();
     name > 0 && body.get(name) == Some(&b'=')
@@ -145,10 +151,10 @@ fn to_violation(error: ValidationError<'_>) -> Violation {
             let name = property.as_str().unwrap_or_default();
             (format!("{path}/{name}"), "is required".to_owned())
         }
-        ValidationErrorKind::Pattern { pattern } if pattern == PATTERN_WITHOUT_NUL => {
+        ValidationErrorKind::Pattern { pattern } if pattern == NO_NUL_PATTERN => {
             (path.to_owned(), NUL_MESSAGE.to_owned())
         }
-        // Masks the value, which may be a password.
+        // Masks the value in the message, because the value may be a password.
         _ => (path.to_owned(), error.masked().to_string()),
     };
     Violation { path, keyword: error.kind().keyword().to_owned(), message }
@@ -192,7 +198,7 @@ mod tests {
     #[test]
     fn a_patch_has_the_rules_of_a_create() {
         for variant in [Schema::Basic, Schema::Strict] {
-            let [create, patch, _] = SCHEMA_FILES.map(|name| schema_file(name, variant).unwrap());
+            let [create, patch, _] = SCHEMA_FILES.map(|name| find_schema(name, variant).unwrap());
             let mut expected = create.clone();
             expected["title"] = patch["title"].clone();
             expected["properties"]["password"]["type"] = json!(["string", "null"]);
@@ -260,7 +266,7 @@ mod tests {
         for (name, variant) in
             SCHEMA_FILES.iter().flat_map(|name| [(name, Schema::Basic), (name, Schema::Strict)])
         {
-            let schema = schema_file(name, variant).unwrap();
+            let schema = find_schema(name, variant).unwrap();
             assert_eq!(schema["$schema"], "http://json-schema.org/draft-07/schema#", "{name}");
             check(&schema);
         }
@@ -269,7 +275,7 @@ mod tests {
     #[test]
     fn schemas_are_compiled_as_they_say() {
         let first = |fields: &Value, body: Value| {
-            let mut schema = schema_file("authenticate.json", Schema::Basic).unwrap();
+            let mut schema = find_schema("authenticate.json", Schema::Basic).unwrap();
             schema["properties"] = fields.clone();
             let schema = BodySchema::new(schema, config::Validation::Declarative);
             let body = parse_object(body.to_string().as_bytes()).unwrap();
@@ -284,7 +290,7 @@ mod tests {
             "c": {"propertyNames": {"maxLength": 1}},
             "d": {"exclusiveMinimum": 1},
             "e": {"pattern": "^x+$"},
-            "f": {"pattern": PATTERN_WITHOUT_NUL},
+            "f": {"pattern": NO_NUL_PATTERN},
         });
         let rows = [
             (json!({"a": 2}), "/a const: 1 was expected"),

@@ -1,6 +1,7 @@
-//! `POST /users/authenticate`: verifies the password of a user, and answers with the user if it is right.
+//! `POST /users/authenticate`: verifies the password of a user, and answers with the user if the password is right.
 //!
-//! An address without a user takes the same steps and the same time as an address with a user.
+//! An address without a user takes the same steps and the same time as an address with a user, so that a client cannot
+//! find out which users exist.
 
 use super::{Lane, Operations, Outcome, Step};
 use crate::db::{Failure, none_if_untranslatable, rows::read_credential, session::Param};
@@ -19,9 +20,9 @@ pub struct Authenticate {
     email: String,
     password: Secret,
     peer: PeerKey,
-    /// A user whose password was right, with the outdated hash and the new one; `None` until such a password was
-    /// verified.
-    outdated: Option<Box<(User, PasswordHash, PasswordHash)>>,
+    /// The user, the stored hash and a new hash, if the password was right but the stored hash is outdated; otherwise
+    /// `None`.
+    hash_replacement: Option<Box<(User, PasswordHash, PasswordHash)>>,
 }
 
 impl Authenticate {
@@ -31,11 +32,11 @@ impl Authenticate {
         let (email, password) = (text("email").to_owned(), text("password").into());
         let peer = request.peer.map(counted_address);
         operations.throttle.refuse_exhausted(&email, peer)?;
-        Ok(Authenticate { email, password, peer, outdated: None })
+        Ok(Authenticate { email, password, peer, hash_replacement: None })
     }
 
     pub(super) fn next_step(&self) -> Step {
-        Step::in_lane(if self.outdated.is_some() { Lane::Single } else { Lane::Hash })
+        Step::in_lane(if self.hash_replacement.is_some() { Lane::Single } else { Lane::Hash })
     }
 }
 
@@ -44,8 +45,8 @@ pub(crate) const FIND_WITH_CREDENTIAL: &str = r#"
         (select c.password_hash from credentials c where c.user_id = users.id) as password_hash
     from users where lower(email::text collate "C") = lower($1 collate "C")"#;
 
-/// Replaces the hash of a password with a new hash of it. The row of the user stays as it is, because the record does
-/// not change.
+/// Replaces the hash of a password with a new hash of this password. Leaves the row in `users` as it is, because the
+/// user does not change.
 pub(crate) const REPLACE_HASH: &str =
     "update credentials set password_hash = $3 where user_id = $1 and password_hash::text = $2";
 
@@ -63,11 +64,11 @@ impl Operations {
 
 impl Authenticate {
     pub(super) fn execute(&mut self, operations: &Operations, deadline: Instant) -> Result<Outcome, Failure> {
-        if let Some(outdated) = self.outdated.take() {
-            let (user, old, new) = *outdated;
+        if let Some(replacement) = self.hash_replacement.take() {
+            let (user, old, new) = *replacement;
             let params: [Param; 3] =
-                [(&user.id, Type::INT8), (&old.as_phc(), Type::TEXT), (&new.as_phc(), Type::TEXT)];
-            // Logs an error and answers the login, because the next login can store the new hash.
+                [(&user.id, Type::INT8), (&old.as_text(), Type::TEXT), (&new.as_text(), Type::TEXT)];
+            // Answers the login even if the new hash could not be stored, because the next login can store a new hash.
             match operations.pool.execute(REPLACE_HASH, &params, Some(deadline)) {
                 Ok(_) | Err(Failure::Contended) => {}
                 Err(Failure::Error(error)) => error.log(None),
@@ -78,7 +79,7 @@ impl Authenticate {
         let user = operations.find_by_email_with_credential(&self.email)?;
         let credential = user.as_ref().map(|user| user.credential.get()).transpose()?.flatten();
         let hash = credential.map(|credential| credential.password_hash.clone());
-        let verdict = operations.with_hash(hash.as_ref(), |hasher| {
+        let verdict = operations.in_budget(hash.as_ref(), |hasher| {
             let found = hasher.verify(&self.password, hash.as_ref());
             let new = (found == PasswordMatch::Outdated).then(|| hasher.hash(&self.password).ok());
             (found, new.flatten())
@@ -89,7 +90,7 @@ impl Authenticate {
                 Err(Error::InvalidCredentials.into())
             }
             ((_, Some(new)), Some(user), Some(old)) => {
-                self.outdated = Some(Box::new((user, old, new)));
+                self.hash_replacement = Some(Box::new((user, old, new)));
                 Ok(Outcome::Continued)
             }
             (_, Some(user), _) => Ok(Response::json(200, &user).into()),

@@ -1,9 +1,10 @@
 //! `POST /users`: creates a user; with an `Idempotency-Key`, once for all requests with the same key.
 //!
-//! Creates without a password share a statement, which looks their keys up and stores their users. For a create with a
-//! password, a thread that hashes looks the key up and hashes the password first.
+//! Creates without a password share a statement, which looks their keys up and stores their users. A create with a
+//! password takes two steps: a thread looks the key up and hashes the password, then a statement of its own stores the
+//! user.
 
-use super::{Change, Item, Lane, Operations, Outcome, Step};
+use super::{BatchItem, Change, Lane, Operations, Outcome, Step};
 use crate::db::{Failure, Pool, session::Param};
 use crate::error::Error;
 use crate::http::{Request, Response, counted_address};
@@ -15,22 +16,23 @@ use postgres::{Row, types::Type};
 use std::collections::HashSet;
 use std::{net::IpAddr, time::Instant};
 
-/// A create: the user to be created, and the parts of its request that matter for repeats.
+/// A create: the user to be created, and the parts of the request by which a repeated request is recognized.
 #[derive(Debug)]
 pub struct Create {
-    /// The fields of the body.
+    /// The user to be created, from the body of the request.
     pub user: NewUser,
-    /// The idempotency key, and the fingerprint of the body, which tells a repeat from another create with the key.
+    /// The idempotency key, and the fingerprint of the body, which tells a repeated create from another create with
+    /// this key.
     pub key: Option<(KeyDigest, Fingerprint)>,
-    /// The hash of the password; `None` until it is made.
+    /// The hash of the password; `None` until the password is hashed, or if there is no password.
     pub hash: Option<PasswordHash>,
-    /// The address of the client, whose wrong passwords are counted.
+    /// The address of the client, for which wrong passwords are counted.
     pub peer: Option<IpAddr>,
 }
 
 impl Create {
     pub(crate) fn parse(request: &Request, schema: &BodySchema) -> Result<Create, Error> {
-        let key = input::idempotency_key(request)?;
+        let key = input::parse_idempotency_key(request)?;
         let body = schema.validate(input::parse_body(request, false)?)?;
         let key = key.map(|key| (key, Fingerprint::compute(&body)));
         Ok(Create { user: NewUser::from_body(body)?, key, hash: None, peer: request.peer })
@@ -50,11 +52,11 @@ pub(crate) const CREATE: &str = r#"
     on conflict (lower(email::text collate "C")) do nothing
     returning id, name, email, created_at, updated_at, version, null::bytea as fingerprint, bigint '1' as position"#;
 
-/// Inserts in the order of addresses, so that two batches cannot deadlock. Of equal addresses the first one is stored.
-/// A setting takes the position of a create to `returning`, which cannot see `given`: a trigger may change every value
-/// of the row. An insert reads, stores and returns a row before it reads the next row, so that `returning` finds the
-/// setting of its own row. To draw the ids first and join by them would need a right on the sequence, which `userd
-/// grants` does not give.
+/// Creates users in the order of their addresses, so that two batches cannot deadlock. Of users with equal addresses,
+/// stores the first. `set_config` passes the position of a create to `returning`, which cannot see `given`; no other
+/// value of a row leads back to its create, because a trigger may change every value. An insert reads, stores and
+/// returns a row before it reads the next row, so that `returning` finds the position of its own row. To draw the ids
+/// first and join by id would need a right on the sequence, which `userd grants` does not give.
 pub(crate) const CREATE_MANY: &str = r#"
     with given as materialized (
         select name, email, position
@@ -67,9 +69,9 @@ pub(crate) const CREATE_MANY: &str = r#"
     returning id, name, email, created_at, updated_at, version, null::bytea as fingerprint,
         current_setting('userd.position')::bigint as position"#;
 
-/// Creates users, or finds the kept answers of their keys. $1 and $2: names and addresses. $3: hashes of the
-/// passwords, or nulls. $4 and $5: digests of the keys, of which no two are equal, and of the bodies, or nulls. A user
-/// without a row in the result has an address that is taken. For the position, see `CREATE_MANY`. The answer to a
+/// Creates users, or finds the kept answers of their idempotency keys. $1 and $2: names and addresses. $3: hashes of
+/// the passwords, or nulls. $4 and $5: digests of the keys, no two of which are equal, and fingerprints of the bodies,
+/// or nulls. Returns no row for a user whose address is taken. For the position, see `CREATE_MANY`. The answer to a
 /// create is kept for 24 hours, as JSON of the user's row.
 pub(crate) const CREATE_WITH_KEYS: &str = r#"
     with given as materialized (
@@ -114,25 +116,25 @@ pub(crate) const FIND_KEPT_ANSWER: &str = "
         created_at timestamptz, updated_at timestamptz, version bigint, fingerprint bytea, password_hash text)
     where key = $1 and expires_at > now()";
 
-/// The user that a create, or an earlier create with its key, has stored.
+/// The user that a create, or an earlier create with the same idempotency key, has stored.
 #[derive(Debug)]
 pub struct StoredUser {
-    /// The user, as the create has stored it.
+    /// The user, as the create has stored the row.
     pub user: User,
-    /// The fingerprint of the body of the earlier create, if an earlier create has stored the user. The caller still
-    /// has to compare the bodies.
-    pub earlier: Option<Fingerprint>,
-    /// The hash of the password of the earlier create, if it had one.
-    pub password_hash: Option<PasswordHash>,
+    /// The fingerprint of the earlier create's body; `None` if the user was stored by the create itself. The caller has
+    /// to compare the bodies.
+    pub earlier_body: Option<Fingerprint>,
+    /// The hash of the earlier create's password, if there is one.
+    pub earlier_hash: Option<PasswordHash>,
 }
 
 impl Create {
     /// Executes the creates with a key in one statement, and the creates without a key in another one.
-    pub(super) fn execute(operations: &Operations, mut creates: Vec<Item<Create>>) {
+    pub(super) fn execute(operations: &Operations, mut creates: Vec<BatchItem<Create>>) {
         let mut keys = HashSet::new();
         // Executes the first create of each key. A further create with the same key is retried later, and then finds
         // the answer of the first create.
-        creates.retain_mut(|Item { command, outcome, .. }| {
+        creates.retain_mut(|BatchItem { command, outcome, .. }| {
             let is_first = command.key.is_none_or(|(key, _)| keys.insert(key));
             **outcome = (!is_first).then_some(Outcome::Retried);
             is_first
@@ -144,7 +146,7 @@ impl Create {
         }
     }
 
-    /// Looks the key up, if there is one. Hashes the password unless an earlier create with the key has an answer.
+    /// Answers with the kept answer if an earlier create with the same key has one. Otherwise hashes the password.
     pub(super) fn hash_password(&mut self, operations: &Operations) -> Result<Outcome, Failure> {
         if let Some((key, _)) = &self.key
             && let Some(kept) = operations.find_kept_answer(key)?
@@ -155,20 +157,20 @@ impl Create {
         Ok(Outcome::Continued)
     }
 
-    /// Executes the create with a statement of its own. Returns the user that it, or an earlier create with its key,
-    /// has stored.
+    /// Executes the create with a statement of its own. Returns the user that this create, or an earlier create with
+    /// the same key, has stored.
     pub(crate) fn store(&self, operations: &Operations, deadline: Instant) -> Result<StoredUser, Failure> {
         match Create::execute_batch(&operations.pool, &[self], deadline) {
-            Err(Failure::Error(Error::AlreadyExists)) => self.read_stored(operations, None),
-            rows => self.read_stored(operations, rows?.first()),
+            Err(Failure::Error(Error::AlreadyExists)) => self.read_or_find_user(operations, None),
+            rows => self.read_or_find_user(operations, rows?.first()),
         }
     }
 
-    /// Reads the user from the row of a create. Without a row, the address or the key is taken: returns the answer of
-    /// an earlier create with the key, or [`Error::AlreadyExists`].
-    fn read_stored(&self, operations: &Operations, row: Option<&Row>) -> Result<StoredUser, Failure> {
+    /// Reads the user from the row that a create has returned. If there is no row, the address or the key is taken:
+    /// then finds the user of an earlier create with the same key, or fails with [`Error::AlreadyExists`].
+    fn read_or_find_user(&self, operations: &Operations, row: Option<&Row>) -> Result<StoredUser, Failure> {
         if let Some(row) = row {
-            return Ok(operations.read_created(row)?);
+            return Ok(operations.read_stored_user(row)?);
         }
         let kept = self.key.as_ref().map_or(Ok(None), |(key, _)| operations.find_kept_answer(key))?;
         Ok(kept.ok_or(Error::AlreadyExists)?)
@@ -176,24 +178,24 @@ impl Create {
 }
 
 impl Operations {
-    /// Finds the answer that is kept for a key, unless it has expired. One round trip. [`Error::Gone`] if the user of
-    /// the answer was deleted.
+    /// Finds the answer that is kept for a key, unless the answer has expired. Takes one round trip. Fails with
+    /// [`Error::Gone`] if the user of the answer was deleted.
     fn find_kept_answer(&self, key: &KeyDigest) -> Result<Option<StoredUser>, Failure> {
         let rows = self.pool.execute(FIND_KEPT_ANSWER, &[(&key.0.as_slice(), Type::BYTEA)], None)?;
-        Ok(rows.first().map(|row| self.read_created(row)).transpose()?)
+        Ok(rows.first().map(|row| self.read_stored_user(row)).transpose()?)
     }
 
-    /// Reads a row of a create, or of a kept answer.
-    fn read_created(&self, row: &Row) -> Result<StoredUser, Error> {
-        // The row has nulls if its user was deleted, because a delete erases the kept answer.
+    /// Reads the user from a row of a create or of a kept answer.
+    fn read_stored_user(&self, row: &Row) -> Result<StoredUser, Error> {
+        // The row has nulls if the user was deleted, because a delete erases the kept answers of its user.
         row.try_get::<_, Option<i64>>("id")?.ok_or(Error::Gone)?;
-        let (mut earlier, mut password_hash) = (None, None);
+        let (mut earlier_body, mut earlier_hash) = (None, None);
         if let Some(digest) = row.try_get::<_, Option<&[u8]>>("fingerprint")? {
             let digest = digest.try_into().map_err(|_| Error::Internal("a fingerprint is damaged".into()))?;
-            earlier = Some(Fingerprint(digest));
-            password_hash = row.try_get::<_, Option<String>>("password_hash")?.map(PasswordHash::from_phc);
+            earlier_body = Some(Fingerprint(digest));
+            earlier_hash = row.try_get::<_, Option<String>>("password_hash")?.map(PasswordHash::from_stored);
         }
-        Ok(StoredUser { user: self.read_user(row)?, earlier, password_hash })
+        Ok(StoredUser { user: self.read_user(row)?, earlier_body, earlier_hash })
     }
 }
 
@@ -205,7 +207,7 @@ impl Change for Create {
         let (names, emails): (Vec<_>, Vec<_>) =
             changes.iter().map(|create| (&create.user.name, &create.user.email)).unzip();
         let hashes: Vec<_> =
-            changes.iter().map(|create| create.hash.as_ref().map(PasswordHash::as_phc)).collect();
+            changes.iter().map(|create| create.hash.as_ref().map(PasswordHash::as_text)).collect();
         let keyed = changes.iter().map(|create| create.key.as_ref());
         let (keys, fingerprints): (Vec<_>, Vec<_>) =
             keyed.map(|key| key.map(|(key, body)| (&key.0[..], &body.0[..])).unzip()).unzip();
@@ -224,11 +226,11 @@ impl Change for Create {
     }
 
     fn row_outcome(&mut self, operations: &Operations, row: Option<&Row>) -> Result<Outcome, Failure> {
-        let created = self.read_stored(operations, row)?;
+        let created = self.read_or_find_user(operations, row)?;
         self.answer(operations, &created)
     }
 
-    fn apply_alone(&mut self, operations: &Operations, deadline: Instant) -> Result<Outcome, Failure> {
+    fn execute_unbatched(&mut self, operations: &Operations, deadline: Instant) -> Result<Outcome, Failure> {
         let created = self.store(operations, deadline)?;
         self.answer(operations, &created)
     }
@@ -236,7 +238,7 @@ impl Change for Create {
 
 impl Create {
     fn answer(&mut self, operations: &Operations, created: &StoredUser) -> Result<Outcome, Failure> {
-        if created.earlier.is_none() {
+        if created.earlier_body.is_none() {
             Ok(created.answer().into())
         } else if self.hash.take().is_some() {
             // Continues in the lane of hashes, where a thread verifies the password against the hash of the earlier
@@ -247,16 +249,17 @@ impl Create {
         }
     }
 
-    /// Gives the answer of the earlier create with the key, if that create had the same body and password.
+    /// Answers with the kept answer of an earlier create. Fails with [`Error::KeyReused`] if the earlier create had
+    /// another body or password.
     fn answer_repeat(&self, operations: &Operations, kept: &StoredUser) -> Result<Outcome, Failure> {
-        if self.key.map(|(_, own)| own) != kept.earlier {
+        if self.key.map(|(_, own)| own) != kept.earlier_body {
             return Err(Error::KeyReused.into());
         }
-        // Counts the password as an attempt, because the answer tells whether it is right, as the answer to a login
-        // does.
-        if let (hash @ Some(_), Some(password)) = (kept.password_hash.as_ref(), &self.user.password) {
+        // Counts the password as an attempt, because the answer tells whether the password is right, as the answer to a
+        // login does.
+        if let (hash @ Some(_), Some(password)) = (kept.earlier_hash.as_ref(), &self.user.password) {
             let attempt = operations.throttle.admit(&self.user.email, self.peer.map(counted_address))?;
-            if operations.with_hash(hash, |hasher| hasher.verify(password, hash))? == PasswordMatch::None {
+            if operations.in_budget(hash, |hasher| hasher.verify(password, hash))? == PasswordMatch::None {
                 attempt.mark_wrong();
                 return Err(Error::KeyReused.into());
             }

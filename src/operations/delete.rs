@@ -1,6 +1,6 @@
-//! `DELETE /users/{id}`: removes a user, if the user's state meets the precondition.
+//! `DELETE /users/{id}`: deletes a user, if the user's revision meets the precondition.
 
-use super::{Change, Lane, Operations, Outcome, Step, changed_row, state_params};
+use super::{Change, Lane, Operations, Outcome, Step, changed_row, match_params};
 use crate::db::{Failure, Pool, session::Param};
 use crate::error::Error;
 use crate::http::{Request, Response};
@@ -9,12 +9,13 @@ use crate::users::revision::Condition;
 use postgres::{Row, types::Type};
 use std::time::Instant;
 
-/// A user to be removed.
+/// A request to delete a user.
 #[derive(Debug)]
 pub struct Delete {
-    /// The id of the user to be removed.
+    /// The id of the user to be deleted.
     pub id: i64,
-    /// The precondition (`If-Match`). A batch takes only a condition that [fits](Condition::fits_batch).
+    /// The precondition (`If-Match`). A condition that does not [fit a batch](Condition::fits_batch) has the request
+    /// executed alone.
     pub condition: Condition,
 }
 
@@ -33,7 +34,8 @@ impl Delete {
 pub(crate) const DELETE: &str = "
     delete from users where id = $1 and ($2::boolean or version = $3::bigint and updated_at = $4::timestamptz) returning id";
 
-/// Deletes several users. Skips users that another transaction has locked, as `UPDATE_MANY` does.
+/// Deletes several users. Reports users that another transaction has locked, instead of waiting for the lock, as
+/// `UPDATE_MANY` does.
 pub(crate) const DELETE_MANY: &str = "
     with given as materialized (
         select * from unnest($1::bigint[], $2::boolean[], $3::bigint[], $4::timestamptz[])
@@ -58,7 +60,7 @@ pub(crate) const DELETE_MANY: &str = "
 impl Change for Delete {
     fn execute_batch(pool: &Pool, changes: &[&Self], deadline: Instant) -> Result<Vec<Row>, Failure> {
         let ids: Vec<i64> = changes.iter().map(|delete| delete.id).collect();
-        let tags = changes.iter().map(|delete| state_params(&delete.condition, None));
+        let tags = changes.iter().map(|delete| match_params(&delete.condition, None));
         let (any, versions, times): (Vec<_>, Vec<_>, Vec<_>) = tags.collect();
         let params: [Param; 4] = [
             (&ids, Type::INT8_ARRAY),
@@ -74,10 +76,10 @@ impl Change for Delete {
         Ok(Response::no_content().into())
     }
 
-    fn apply_alone(&mut self, operations: &Operations, deadline: Instant) -> Result<Outcome, Failure> {
+    fn execute_unbatched(&mut self, operations: &Operations, deadline: Instant) -> Result<Outcome, Failure> {
         let Delete { id, condition } = self;
         let before = if condition.fits_batch() { None } else { Some(operations.find_match(*id, condition)?) };
-        let (is_any, version, updated_at) = state_params(condition, before.as_ref());
+        let (is_any, version, updated_at) = match_params(condition, before.as_ref());
         let params: [Param; 4] = [
             (id, Type::INT8),
             (&is_any, Type::BOOL),
@@ -87,11 +89,11 @@ impl Change for Delete {
         if !operations.pool.execute(DELETE, &params, Some(deadline))?.is_empty() {
             return Ok(Response::no_content().into());
         }
-        if !condition.is_empty() {
+        if !condition.is_always_met() {
             operations.find_match(*id, condition)?;
         }
-        // If the user was read before, the user has changed since, and a retry may succeed. Otherwise there is no such
-        // user, or a trigger has prevented the delete.
+        // If the user was read before, the user has changed since, so that a retry may succeed. Otherwise there is no
+        // such user, or a trigger has prevented the delete.
         Err(if before.is_some() { Failure::Contended } else { Error::NotFound.into() })
     }
 }

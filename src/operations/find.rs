@@ -1,6 +1,6 @@
-//! `GET /users/{id}`: finds a user. Answers 304 if the client has the user's state already.
+//! `GET /users/{id}`: finds a user. Answers 304 if the client already has the user's current revision.
 
-use super::{Item, Operations, answer_user};
+use super::{BatchItem, Operations, answer_user};
 use crate::db::{Failure, Pool, blocking::outside_of_runtimes, rows::read_credential};
 use crate::error::Error;
 use crate::http::{Request, Response};
@@ -11,47 +11,47 @@ use crate::users::user::{Credential, User};
 use postgres::types::Type;
 use std::sync::Arc;
 
-/// A look-up of a user.
+/// A request for one user, by id.
 #[derive(Debug)]
 pub struct Find {
     id: i64,
-    /// If the user exists: the condition that a read has to meet, or the refusal with which a PUT or a PATCH is
-    /// answered. A user that does not exist is answered 404.
-    if_found: Result<Condition, Error>,
+    /// For a GET: the condition that the user has to meet. For a PUT or a PATCH with a refused body: the refusal, which
+    /// is the answer if the user exists. A user that does not exist is answered 404.
+    precondition: Result<Condition, Error>,
 }
 
 impl Find {
     pub(crate) fn parse(request: &Request, id: Option<i64>) -> Result<Find, Error> {
         let condition = parse_condition(request)?;
-        Ok(Find { id: id.ok_or(Error::NotFound)?, if_found: Ok(condition) })
+        Ok(Find { id: id.ok_or(Error::NotFound)?, precondition: Ok(condition) })
     }
 
-    /// Makes the look-up that answers a PUT or a PATCH with a refused body: 404 if the user does not exist, otherwise
+    /// Creates the look-up that answers a PUT or a PATCH with a refused body: 404 if the user does not exist, otherwise
     /// the refusal.
-    pub(super) fn before_refusal(id: i64, refusal: Error) -> Find {
-        Find { id, if_found: Err(refusal) }
+    pub(super) fn with_refusal(id: i64, refusal: Error) -> Find {
+        Find { id, precondition: Err(refusal) }
     }
 }
 
-pub(crate) const FIND: &str =
+pub(crate) const FIND_BY_ID: &str =
     "select id, name, email, created_at, updated_at, version from users where id = any ($1::bigint[])";
 
 pub(crate) const FIND_CREDENTIAL: &str = "select password_hash from credentials where user_id = $1";
 
 impl Operations {
-    /// Finds the users with these ids, in any order. One round trip, or none without ids.
-    pub fn find_many(&self, ids: &[i64]) -> Result<Vec<User>, Failure> {
+    /// Finds the users with these ids, in any order. Takes one round trip, or none if there are no ids.
+    pub fn find_by_ids(&self, ids: &[i64]) -> Result<Vec<User>, Failure> {
         if ids.is_empty() {
             return Ok(Vec::new());
         }
-        let rows = self.pool.execute(FIND, &[(&ids, Type::INT8_ARRAY)], None)?;
+        let rows = self.pool.execute(FIND_BY_ID, &[(&ids, Type::INT8_ARRAY)], None)?;
         rows.iter().map(|row| Ok(self.read_user(row)?)).collect()
     }
 }
 
-/// Returns the function that loads the credential of a user on access. Keeps no pool alive, because a user may outlive
-/// its service.
-pub(super) fn loader(pool: &Arc<Pool>) -> Loader<Credential> {
+/// Returns the function that loads the credential of a user when the credential is first accessed. Does not keep the
+/// pool alive, because a user may outlive its service, and open sessions would outlive the service, too.
+pub(super) fn credential_loader(pool: &Arc<Pool>) -> Loader<Credential> {
     let weak = Arc::downgrade(pool);
     Arc::new(move |owner| {
         outside_of_runtimes(|| {
@@ -64,11 +64,11 @@ pub(super) fn loader(pool: &Arc<Pool>) -> Loader<Credential> {
 }
 
 impl Find {
-    /// Executes finds with one statement.
-    pub(super) fn execute(operations: &Operations, finds: Vec<Item<Find>>) {
+    /// Finds the users of several requests with one statement, and answers each request.
+    pub(super) fn execute(operations: &Operations, finds: Vec<BatchItem<Find>>) {
         let ids: Vec<i64> = finds.iter().map(|find| find.command.id).collect();
-        let users = operations.find_many(&ids);
-        for Item { command, outcome, .. } in finds {
+        let users = operations.find_by_ids(&ids);
+        for BatchItem { command, outcome, .. } in finds {
             let answered = users.as_ref().map_err(Failure::clone).and_then(|users| {
                 let found = users.iter().find(|user| user.id == command.id);
                 Ok(command.answer(found.ok_or(Error::NotFound)?)?.into())
@@ -78,10 +78,10 @@ impl Find {
     }
 
     fn answer(&self, user: &User) -> Result<Response, Error> {
-        let (condition, revision) = (self.if_found.as_ref().map_err(Error::clone)?, user.revision());
-        if condition.holds(revision) {
+        let (condition, revision) = (self.precondition.as_ref().map_err(Error::clone)?, user.revision());
+        if condition.is_met_by(revision) {
             Ok(answer_user(200, user))
-        } else if condition.allows(revision) {
+        } else if condition.if_match_allows(revision) {
             let unmodified = Response { status: 304, ..Response::no_content() };
             Ok(unmodified.with("ETag", etag(revision)))
         } else {
@@ -132,7 +132,7 @@ mod tests {
         let (_database, app) = ada_and_bob(false);
         let users = app.operations();
         let mut unloaded =
-            vec![users.find_many(&[1]).unwrap().remove(0), users.find_many(&[2]).unwrap().remove(0)];
+            vec![users.find_by_ids(&[1]).unwrap().remove(0), users.find_by_ids(&[2]).unwrap().remove(0)];
         unloaded.append(&mut users.find_by_email(&["ada@example.com"]).unwrap()[0].users);
         let deadline = Instant::now() + LONG;
         let eve = create("Eve", "eve@example.com");
@@ -155,7 +155,8 @@ mod tests {
     fn in_production_a_lazy_load_is_a_query() {
         let (database, app) = ada_and_bob(true);
         let users = app.operations();
-        let (ada, bob) = (users.find_many(&[1]).unwrap().remove(0), users.find_many(&[2]).unwrap().remove(0));
+        let (ada, bob) =
+            (users.find_by_ids(&[1]).unwrap().remove(0), users.find_by_ids(&[2]).unwrap().remove(0));
         assert!(!ada.credential.is_loaded() && !bob.credential.is_loaded());
         let credential = ada.credential.get().unwrap().expect("Ada has a password");
         let hasher = Hasher::new(PasswordHashing::Owasp.params());
@@ -163,7 +164,7 @@ mod tests {
         assert!(check(PASSWORD) != PasswordMatch::None && check("battery staple") == PasswordMatch::None);
         assert!(bob.credential.get().unwrap().is_none());
         // Keeps a credential once it is loaded. An access to another credential asks the database, and gets its error.
-        let another = users.find_many(&[1]).unwrap().remove(0);
+        let another = users.find_by_ids(&[1]).unwrap().remove(0);
         sql(&database).batch_execute("drop table credentials").unwrap();
         assert!(ada.credential.get().unwrap().is_some() && bob.credential.get().unwrap().is_none());
         assert!(matches!(another.credential.get(), Err(Error::Database { .. })));
@@ -185,8 +186,8 @@ mod tests {
     fn a_user_may_outlive_its_service_and_be_dropped_in_an_async_task() {
         let (database, app) = ada_and_bob(true);
         let (ada, bob) = (
-            app.operations().find_many(&[1]).unwrap().remove(0),
-            app.operations().find_many(&[2]).unwrap().remove(0),
+            app.operations().find_by_ids(&[1]).unwrap().remove(0),
+            app.operations().find_by_ids(&[2]).unwrap().remove(0),
         );
         let mut sql = sql(&database);
         let mut sessions = || -> i64 {

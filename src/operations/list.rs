@@ -1,7 +1,7 @@
-//! `GET /users`: a page of all users, the users that follow an id, or the users that an address, the beginning of one,
-//! or ids name.
+//! `GET /users`: lists users: a page of all users, the users whose ids follow an id, the user with an address, the
+//! users whose addresses begin with a text, or the users with given ids.
 
-use super::{Item, Lane, Operations, Step};
+use super::{BatchItem, Lane, Operations, Step};
 use crate::db::{Failure, none_if_untranslatable, session::Param};
 use crate::error::Error;
 use crate::http::{Request, Response};
@@ -31,10 +31,10 @@ impl List {
     }
 }
 
-/// Finds pages. $1: the position of each page's first row, from 0. $2: the most rows of each page. $3: true if
-/// positions count from the last user. The first row of a page is looked up from the nearer end of its block of ids.
-/// An empty page is one row of nulls with the total. See `V2__user_counts.sql`.
-pub const PAGES: &str = "
+/// Finds pages of the list of all users. $1: the position of each page's first row, from 0. $2: the most rows of each
+/// page. $3: true if positions count from the last user. Looks the first row of a page up from the nearer end of its
+/// block of ids. Returns an empty page as one row of nulls with the total. See `V2__user_counts.sql`.
+pub const FIND_PAGES: &str = "
     with blocks as materialized (
         select block, sum(n)::int as n, sum(sum(n)::int) over (order by block rows unbounded preceding) as upto
         from user_counts group by block
@@ -62,22 +62,23 @@ pub const PAGES: &str = "
     left join lateral (select * from users where id >= s.first_id order by id limit asked.most) u on true
     order by asked.position, case when asked.is_from_end then -u.id else u.id end";
 
-/// Finds the users that follow an id. $1: the ids. $2: the most rows of each list.
+/// Finds the users whose ids follow a given id, for several lists. $1: the given id of each list. $2: the most rows of
+/// each list.
 pub(crate) const FIND_AFTER: &str = "
     select u.id, u.name, u.email, u.created_at, u.updated_at, u.version, asked.position, bigint '0' as total
     from unnest($1::bigint[], $2::bigint[]) with ordinality as asked (after, most, position)
     cross join lateral (select * from users where id > asked.after order by id limit asked.most) u
     order by asked.position, u.id";
 
-/// Finds the users whose address is not before $1. $2: the most rows. The last rows may have addresses that do not
-/// begin with $1.
+/// Finds users in the order of addresses, from the first address that is not before $1. $2: the most rows. The last
+/// rows may have addresses that do not begin with $1.
 pub(crate) const FIND_BY_PREFIX: &str = r#"
     select id, name, email, created_at, updated_at, version, bigint '1' as position, bigint '0' as total from users
     where lower(email::text collate "C") >= lower($1 collate "C")
     order by lower(email::text collate "C") limit $2"#;
 
-/// Finds users by address. Each row has the position of its address, from 1, because two requests may ask for one
-/// address.
+/// Finds users by address. Each row has the position of its address in $1, from 1, because two requests may ask for the
+/// same address.
 pub(crate) const FIND_BY_EMAIL: &str = r#"
     select found.*, asked.position, bigint '1' as total
     from unnest($1::text[]) with ordinality as asked (address, position), lateral (
@@ -86,40 +87,41 @@ pub(crate) const FIND_BY_EMAIL: &str = r#"
     ) found"#;
 
 impl Operations {
-    /// Finds pages of all users, with one statement.
-    pub fn find_pages(&self, asked: &[PageRequest]) -> Result<Vec<Listing>, Failure> {
-        let firsts: Vec<_> = asked.iter().map(|page| page.offset()).collect();
-        let limits: Vec<_> = asked.iter().map(|page| i64::from(page.per_page)).collect();
-        let from_end: Vec<_> = asked.iter().map(|page| page.is_from_end).collect();
+    /// Finds several pages of the list of all users, with one statement.
+    pub fn find_pages(&self, requests: &[PageRequest]) -> Result<Vec<Listing>, Failure> {
+        let firsts: Vec<_> = requests.iter().map(|page| page.offset()).collect();
+        let limits: Vec<_> = requests.iter().map(|page| i64::from(page.per_page)).collect();
+        let from_end: Vec<_> = requests.iter().map(|page| page.is_from_end).collect();
         let params: [Param; 3] =
             [(&firsts, Type::INT8_ARRAY), (&limits, Type::INT8_ARRAY), (&from_end, Type::BOOL_ARRAY)];
-        self.find_lists(PAGES, &params, asked.len())
+        self.find_lists(FIND_PAGES, &params, requests.len())
     }
 
-    /// Finds the users that follow an id. `asked` has the id and the most users of each list. A list has one user more
-    /// if there are more users.
-    pub fn find_after(&self, asked: &[(i64, u32)]) -> Result<Vec<Listing>, Failure> {
+    /// Finds the users whose ids follow a given id, for several lists with one statement. `requests` has the given id
+    /// and the most users of each list. A list has one user more than this limit if there are more users.
+    pub fn find_after(&self, requests: &[(i64, u32)]) -> Result<Vec<Listing>, Failure> {
         let (ids, limits): (Vec<_>, Vec<_>) =
-            asked.iter().map(|(after, most)| (*after, i64::from(*most) + 1)).unzip();
-        self.find_lists(FIND_AFTER, &[(&ids, Type::INT8_ARRAY), (&limits, Type::INT8_ARRAY)], asked.len())
+            requests.iter().map(|(after, most)| (*after, i64::from(*most) + 1)).unzip();
+        self.find_lists(FIND_AFTER, &[(&ids, Type::INT8_ARRAY), (&limits, Type::INT8_ARRAY)], requests.len())
     }
 
-    /// Finds the users whose address begins with a text. Returns one user more if there are more.
-    fn list_by_prefix(&self, prefix: &str, most: u32) -> Result<Listing, Failure> {
-        let most = i64::from(most) + 1;
-        let lists = self.find_lists(FIND_BY_PREFIX, &[(&prefix, Type::TEXT), (&most, Type::INT8)], 1);
+    /// Finds at most `max_users` users whose addresses begin with a text. Returns one user more if there are more
+    /// users.
+    fn find_by_prefix(&self, prefix: &str, max_users: u32) -> Result<Listing, Failure> {
+        let limit = i64::from(max_users) + 1;
+        let lists = self.find_lists(FIND_BY_PREFIX, &[(&prefix, Type::TEXT), (&limit, Type::INT8)], 1);
         let mut listed = none_if_untranslatable(prefix, lists.map(|mut lists| lists.remove(0)))?;
         let prefix = prefix.to_ascii_lowercase();
         listed.users.retain(|user| user.email.to_ascii_lowercase().starts_with(&prefix));
         Ok(listed)
     }
 
-    /// Executes a statement for `count` lists. Returns them in the order of their positions.
+    /// Executes a statement for `count` lists. Returns the lists in the order of their requests.
     fn find_lists(&self, sql: &'static str, params: &[Param], count: usize) -> Result<Vec<Listing>, Failure> {
         let mut lists: Vec<Listing> = (0..count).map(|_| Listing::default()).collect();
         let rows = if count == 0 { Vec::new() } else { self.pool.execute(sql, params, None)? };
         for row in rows {
-            // Converts the position, which the statement counts from 1.
+            // Converts the position, which the statement counts from 1, into an index.
             let list = &mut lists[row.try_get::<_, i64>("position")? as usize - 1];
             if list.users.is_empty() {
                 list.total = row.try_get("total")?;
@@ -132,7 +134,7 @@ impl Operations {
         Ok(lists)
     }
 
-    /// Finds the users with these addresses: a list of at most one user for each.
+    /// Finds users by address. Returns a list of at most one user for each address.
     pub fn find_by_email(&self, emails: &[&str]) -> Result<Vec<Listing>, Failure> {
         let found = self.find_lists(FIND_BY_EMAIL, &[(&emails, Type::TEXT_ARRAY)], emails.len());
         let [email] = emails else { return found };
@@ -142,8 +144,8 @@ impl Operations {
 }
 
 impl List {
-    /// Executes lists: with one statement for all lists of a kind, but with one for each search by a prefix.
-    pub(super) fn execute(operations: &Operations, lists: Vec<Item<List>>) {
+    /// Executes requests for lists: one statement for all requests of a kind, but one for each search by a prefix.
+    pub(super) fn execute(operations: &Operations, lists: Vec<BatchItem<List>>) {
         let (mut pages, mut walks, mut emails, mut ids) = (vec![], vec![], vec![], vec![]);
         for list in &lists {
             let ListRequest { selection, page } = &list.command.0;
@@ -158,16 +160,16 @@ impl List {
         let mut pages = operations.find_pages(&pages).map(Vec::into_iter);
         let mut walks = operations.find_after(&walks).map(Vec::into_iter);
         let mut by_email = operations.find_by_email(&emails).map(Vec::into_iter);
-        let users = operations.find_many(&ids).map(|users| users.into_iter().map(|user| (user.id, user)));
+        let users = operations.find_by_ids(&ids).map(|users| users.into_iter().map(|user| (user.id, user)));
         let users: Result<HashMap<i64, User>, Failure> = users.map(Iterator::collect);
         for list in lists {
             let ListRequest { selection, page } = &list.command.0;
             let listed = match selection {
-                Selection::All => take_next(&mut pages),
-                Selection::Email(_) => take_next(&mut by_email),
-                Selection::After(_) => take_next(&mut walks),
-                Selection::Prefix(prefix) => operations.list_by_prefix(prefix, page.per_page),
-                // Clones the users for each list, because two lists may name one user.
+                Selection::All => take_next_list(&mut pages),
+                Selection::Email(_) => take_next_list(&mut by_email),
+                Selection::After(_) => take_next_list(&mut walks),
+                Selection::Prefix(prefix) => operations.find_by_prefix(prefix, page.per_page),
+                // Clones the users for each list, because two lists may have the same user.
                 Selection::Ids(ids) => users.as_ref().map_err(Failure::clone).map(|users| {
                     let users = ids.iter().filter_map(|id| users.get(id).cloned()).collect();
                     Listing { total: 0, users }
@@ -178,10 +180,11 @@ impl List {
     }
 }
 
-/// The body of a page.
+/// The JSON body of a page. `from` and `to` are the positions of its first and last user among all users, from 1 (both
+/// are 0 on an empty page).
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Page<'a> {
+struct PageBody<'a> {
     data: &'a [User],
     total: i64,
     per_page: i64,
@@ -192,10 +195,10 @@ struct Page<'a> {
     has_more_pages: bool,
 }
 
-/// The body of a list that is not one of several pages.
+/// The JSON body of a list that is not one of several pages.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct UnpagedList<'a> {
+struct UnpagedListBody<'a> {
     data: &'a [User],
     per_page: u32,
     has_more_pages: bool,
@@ -209,23 +212,24 @@ impl List {
             Selection::Email(email) => Some(email.as_str()),
             unpaged => return answer_unpaged(unpaged, request.per_page, users),
         };
-        let PageRequest { page, per_page, .. } = *request;
-        let users = if email.is_some() && page > 1 { Vec::new() } else { users };
+        let PageRequest { page: current_page, per_page, .. } = *request;
+        let users = if email.is_some() && current_page > 1 { Vec::new() } else { users };
         let (per_page, count) = (i64::from(per_page), users.len() as i64);
         let last_page = ((total + per_page - 1) / per_page).max(1);
         let before = if users.is_empty() { 0 } else { request.offset() };
-        let (from, to, has_more_pages) = (before + count.min(1), before + count, page < last_page);
+        let (from, to, has_more_pages) = (before + count.min(1), before + count, current_page < last_page);
         let body =
-            Page { data: &users, total, per_page, current_page: page, last_page, from, to, has_more_pages };
-        Response::json(200, &body).with("Link", links(*request, last_page, email))
+            PageBody { data: &users, total, per_page, current_page, last_page, from, to, has_more_pages };
+        Response::json(200, &body).with("Link", page_links(*request, last_page, email))
     }
 }
 
-/// Answers a list that is not one of several pages. Has a `Link` to the next users if the list follows an id.
+/// Answers a list that is not one of several pages. Adds a `Link` to the next users if the list follows an id and there
+/// are more users.
 fn answer_unpaged(selection: &Selection, per_page: u32, mut users: Vec<User>) -> Response {
     let has_more_pages = users.len() > per_page as usize;
     users.truncate(per_page as usize);
-    let response = Response::json(200, &UnpagedList { data: &users, per_page, has_more_pages });
+    let response = Response::json(200, &UnpagedListBody { data: &users, per_page, has_more_pages });
     match (selection, users.last()) {
         (Selection::After(_), Some(User { id, .. })) if has_more_pages => {
             response.with("Link", format!("</users?after={id}&perPage={per_page}>; rel=\"next\""))
@@ -234,8 +238,8 @@ fn answer_unpaged(selection: &Selection, per_page: u32, mut users: Vec<User>) ->
     }
 }
 
-/// Takes the next list of a statement, or a copy of its error.
-fn take_next(lists: &mut Result<vec::IntoIter<Listing>, Failure>) -> Result<Listing, Failure> {
+/// Takes the next list from the result of a statement. Returns a copy of the error if the statement has failed.
+fn take_next_list(lists: &mut Result<vec::IntoIter<Listing>, Failure>) -> Result<Listing, Failure> {
     lists.as_mut().map(|lists| lists.next().unwrap_or_default()).map_err(|failure| failure.clone())
 }
 
@@ -245,7 +249,7 @@ const QUERY_ESCAPES: &AsciiSet =
 
 /// Returns the field `Link` (RFC 8288) of a page: the first, previous, next and last page, as far as they exist. The
 /// references are relative to the server. `email` is the address that the list was asked for.
-fn links(request: PageRequest, last: i64, email: Option<&str>) -> String {
+fn page_links(request: PageRequest, last_page: i64, email: Option<&str>) -> String {
     let PageRequest { page, per_page, is_from_end } = request;
     let mut query = String::new();
     if let Some(email) = email {
@@ -257,9 +261,9 @@ fn links(request: PageRequest, last: i64, email: Option<&str>) -> String {
     let links = [
         (Some(1), "first"),
         // A page beyond the last page has the last page as its previous page.
-        ((page > 1).then(|| last.min(page - 1)), "prev"),
-        ((page < last).then(|| page + 1), "next"),
-        (Some(last), "last"),
+        ((page > 1).then(|| last_page.min(page - 1)), "prev"),
+        ((page < last_page).then(|| page + 1), "next"),
+        (Some(last_page), "last"),
     ];
     let links = links.into_iter().filter_map(|(page, relation)| {
         page.map(|page| format!("</users?{query}page={page}&perPage={per_page}>; rel=\"{relation}\""))
@@ -295,7 +299,7 @@ mod tests {
 
     /// Returns the pages that the links of a page lead to, with 2 of 5 users on each page.
     fn pages(page: i64) -> String {
-        let links = links(PageRequest { page, per_page: 2, ..FIRST }, 3, None);
+        let links = page_links(PageRequest { page, per_page: 2, ..FIRST }, 3, None);
         links.replace("</users?page=", "").replace("&perPage=2>; rel=", " ").replace('"', "")
     }
 
@@ -306,9 +310,9 @@ mod tests {
         assert_eq!(pages(3), "1 first, 2 prev, 3 last");
         assert_eq!(pages(4), "1 first, 3 prev, 3 last");
         assert_eq!(pages(i64::MAX), "1 first, 3 prev, 3 last");
-        let from_end = links(PageRequest { is_from_end: true, ..FIRST }, 1, None);
+        let from_end = page_links(PageRequest { is_from_end: true, ..FIRST }, 1, None);
         assert!(from_end.starts_with("</users?order=desc&page=1&perPage=15>; rel=\"first\""), "{from_end}");
-        let links = links(FIRST, 1, Some("ada+news%>\"é@example.com"));
+        let links = page_links(FIRST, 1, Some("ada+news%>\"é@example.com"));
         assert_eq!(
             links,
             "</users?email=ada%2Bnews%25%3E%22%C3%A9@example.com&page=1&perPage=15>; rel=\"first\", \

@@ -1,13 +1,13 @@
-//! One file for each operation: its parameters, how they are parsed, its statements, how they are executed, and the
-//! answer, in the order in which they happen. This file has the parts that operations share: commands, batches and
-//! outcomes.
+//! The operations on users. Each operation has a file: its parameters, how they are parsed, its statements, how they
+//! are executed, and the answer, in the order in which they happen. This file has the parts that operations share:
+//! commands, batches and outcomes.
 //!
 //! The statements can be pasted into psql. Operands have the exact types of PostgreSQL's own operators, and sessions
 //! look names up in one schema alone, so that PostgreSQL chooses no operator of another role. `limit 1` within a
 //! lateral and `= any (array(…))` make PostgreSQL use an index even if it planned the statement while the table was
 //! empty.
 //!
-//! Knows no route and no rule of access: a request that is parsed here may be executed.
+//! Operations know neither routes nor access rules: a request that is parsed here is allowed to be executed.
 
 pub(crate) mod authenticate;
 pub(crate) mod create;
@@ -53,7 +53,7 @@ pub struct Operations {
     pub(crate) max_per_page: u32,
     pub(crate) throttle: Arc<Throttle>,
     hasher: Hasher,
-    /// The count of the memory that is held for clients.
+    /// Counts and limits the memory that is held for clients. Hashing a password waits for memory of this budget.
     pub(crate) budget: Budget,
     request_timeout: Duration,
 }
@@ -75,7 +75,7 @@ pub enum Command {
     Authenticate(Authenticate),
 }
 
-/// The end of one execution of a command.
+/// The result of executing one step of a command.
 #[derive(Debug)]
 pub enum Outcome {
     /// The command is done: it has an answer.
@@ -101,28 +101,30 @@ impl From<Response> for Outcome {
     }
 }
 
-/// A command of a batch, with its deadline and the place of its outcome.
-struct Item<'a, C> {
+/// A command of a batch, with its deadline and the variable that receives its outcome.
+struct BatchItem<'a, C> {
     command: &'a mut C,
     /// The time after which the command changes nothing any more.
     deadline: Instant,
     outcome: &'a mut Option<Outcome>,
 }
 
-/// A command that changes users: creates, updates or deletes. Changes of one kind share a statement and a commit.
+/// A command that creates, updates or deletes a user. Changes of one kind share a statement and a commit.
 trait Change: Sized {
-    /// Executes changes with one statement. Returns a row for each change, with its position, from 1.
+    /// Executes changes with one statement. Returns the rows of the statement. Their column `position` says which
+    /// change a row belongs to, counted from 1.
     fn execute_batch(pool: &Pool, changes: &[&Self], deadline: Instant) -> Result<Vec<Row>, Failure>;
 
-    /// Returns the outcome of a change after its batch was executed. `row` is the row of the change, if there is one.
+    /// Returns the outcome of a change after its batch was executed. `row` is the row that the statement has returned
+    /// for the change, if there is one.
     fn row_outcome(&mut self, operations: &Operations, row: Option<&Row>) -> Result<Outcome, Failure>;
 
     /// Executes the change with a statement of its own.
-    fn apply_alone(&mut self, operations: &Operations, deadline: Instant) -> Result<Outcome, Failure>;
+    fn execute_unbatched(&mut self, operations: &Operations, deadline: Instant) -> Result<Outcome, Failure>;
 }
 
-/// A kind of statement, or the hashing of passwords. Commands of one lane form batches, and wait for no other lane. The
-/// names in lower case are the values of a label in the metrics.
+/// A queue for commands: one for each kind of statement, and one for hashing passwords. Commands of one lane form
+/// batches, and wait for no other lane. The names in lower case are the values of the label `lane` in the metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, VariantNames)]
 #[strum(serialize_all = "lowercase")]
 pub enum Lane {
@@ -134,19 +136,21 @@ pub enum Lane {
     Create,
     /// Updates without a password, and deletes: one statement and one commit for all updates, one for all deletes.
     Change,
-    /// A write that is executed alone: of a password, of an address, or with a precondition that allows several
-    /// states.
+    /// Writes that are executed alone: of a password, of an address, or with a precondition that allows several
+    /// revisions.
     Single,
-    /// A password to hash or to verify, after the look-up that this needs. Hashing occupies a core, and no session.
+    /// Passwords to be hashed or verified, after a look-up of the user or the key. Hashing occupies a core, but no
+    /// session.
     Hash,
 }
 
-/// The next step of a command.
+/// The next step of a command, with all that the queues need to order commands.
 #[derive(Debug, Clone, Copy)]
 pub struct Step {
     /// The lane that the command is queued in.
     pub lane: Lane,
-    /// The user that the step changes. Changes of one user are made in the order of their arrival.
+    /// The id of the user that the step changes, or `None` if the step changes no user. Changes of one user are
+    /// executed in the order of their arrival.
     pub changed_user: Option<i64>,
     /// The most users that the answer to a list has; 0 for other commands.
     pub max_users: usize,
@@ -158,13 +162,14 @@ impl Step {
         Step { lane, changed_user: None, max_users: 0 }
     }
 
-    /// Returns a step of a command that changes this user.
+    /// Returns a step of a command that changes the user with this id.
     pub const fn change(lane: Lane, user: i64) -> Step {
         Step { changed_user: Some(user), ..Step::in_lane(lane) }
     }
 }
 
-/// Returns how long a command pauses after it has met a lock. `retries`: how often it was retried before.
+/// Returns how long a command pauses before a retry, because the command has met a lock. `retries`: how often the
+/// command was retried before.
 pub(crate) fn retry_pause(retries: usize) -> Duration {
     Duration::from_millis(10 << retries.min(3))
 }
@@ -188,7 +193,7 @@ impl Operations {
     pub(crate) fn new(pool: Pool, config: &Config) -> Operations {
         let pool = Arc::new(pool);
         Operations {
-            credential_loader: config.production.then(|| find::loader(&pool)),
+            credential_loader: config.production.then(|| find::credential_loader(&pool)),
             pool,
             schemas: BodySchemas::new(config.schema, config.validation),
             max_per_page: config.max_per_page,
@@ -204,8 +209,8 @@ impl Operations {
         Instant::now() + self.request_timeout
     }
 
-    /// Executes commands of one lane with as few statements as they allow. Returns an outcome for each, in their
-    /// order. No change begins after its deadline.
+    /// Executes commands of one lane with as few statements as possible. Returns an outcome for each command, in the
+    /// order of the commands. No change begins after its deadline.
     pub fn execute(&self, mut commands: Vec<(&mut Command, Instant)>) -> Vec<Outcome> {
         let mut outcomes: Vec<Option<Outcome>> = commands.iter().map(|_| None).collect();
         let (mut finds, mut lists) = (vec![], vec![]);
@@ -215,11 +220,11 @@ impl Operations {
             match &mut **command {
                 Command::Create(create) if is_hashed => *outcome = Some(create.hash_password(self).into()),
                 Command::Update(update) if is_hashed => *outcome = Some(update.hash_password(self).into()),
-                Command::Find(command) => finds.push(Item { command, deadline, outcome }),
-                Command::List(command) => lists.push(Item { command, deadline, outcome }),
-                Command::Create(command) => creates.push(Item { command, deadline, outcome }),
-                Command::Update(command) => updates.push(Item { command, deadline, outcome }),
-                Command::Delete(command) => deletes.push(Item { command, deadline, outcome }),
+                Command::Find(command) => finds.push(BatchItem { command, deadline, outcome }),
+                Command::List(command) => lists.push(BatchItem { command, deadline, outcome }),
+                Command::Create(command) => creates.push(BatchItem { command, deadline, outcome }),
+                Command::Update(command) => updates.push(BatchItem { command, deadline, outcome }),
+                Command::Delete(command) => deletes.push(BatchItem { command, deadline, outcome }),
                 Command::Authenticate(login) => *outcome = Some(login.execute(self, deadline).into()),
             }
         }
@@ -240,8 +245,9 @@ impl Operations {
         outcomes.into_iter().map(|outcome| outcome.expect("each kind of command is executed")).collect()
     }
 
-    /// Executes one command to its end. If it meets a lock of another session, executes it again until its time is up.
-    pub(crate) fn execute_alone(&self, mut command: Command) -> Result<Response, Error> {
+    /// Executes one command to its end. If the command meets a lock of another session, retries the command until its
+    /// deadline.
+    pub(crate) fn execute_to_end(&self, mut command: Command) -> Result<Response, Error> {
         let deadline = self.deadline();
         let mut retries = 0;
         loop {
@@ -257,20 +263,20 @@ impl Operations {
         }
     }
 
-    /// Executes changes with one statement and one commit, each with the outcome that it would have had alone. After a
-    /// refusal that may concern only some of them, executes each alone. Leaves out changes whose deadline has passed.
-    /// If the batch meets a lock, each change is retried alone.
-    fn execute_changes<C: Change>(&self, mut batch: Vec<Item<C>>) {
-        /// Time that a change needs beside its statement. A change with less time left is not sent, so that the batch
-        /// does not wait for a session in vain.
+    /// Executes changes with one statement and one commit. Each change gets the outcome of a statement of its own: if
+    /// the database refuses the statement for a reason that may concern only some of the changes, executes each change
+    /// alone; if the batch meets a lock, has each change retried alone. Refuses changes whose deadline is too near.
+    fn execute_changes<C: Change>(&self, mut batch: Vec<BatchItem<C>>) {
+        /// Time that a change needs beside its statement, which takes up to `statement_timeout`. A change with less
+        /// time left than both is refused, so that its batch does not wait for a session in vain.
         const TIME_BESIDE_STATEMENT: Duration = Duration::from_millis(100);
-        if let [Item { command, deadline, outcome }] = &mut batch[..] {
-            **outcome = Some(command.apply_alone(self, *deadline).into());
+        if let [BatchItem { command, deadline, outcome }] = &mut batch[..] {
+            **outcome = Some(command.execute_unbatched(self, *deadline).into());
             return;
         }
         let latest = Instant::now() + self.pool.statement_timeout + TIME_BESIDE_STATEMENT;
         let (batch, late): (Vec<_>, Vec<_>) = batch.into_iter().partition(|item| item.deadline >= latest);
-        for Item { outcome, .. } in late {
+        for BatchItem { outcome, .. } in late {
             let error = Error::Unavailable("a change could not be sent in time".into());
             *outcome = Some(Outcome::Answered(Err(error)));
         }
@@ -279,9 +285,9 @@ impl Operations {
         let with_position = |row: Row| Ok((row.try_get("position")?, row));
         let rows: Result<HashMap<i64, Row>, Failure> = C::execute_batch(&self.pool, &changes, earliest)
             .and_then(|rows| rows.into_iter().map(with_position).collect());
-        for (position, Item { command, deadline, outcome }) in (1..).zip(batch) {
+        for (position, BatchItem { command, deadline, outcome }) in (1..).zip(batch) {
             let settled = match &rows {
-                Err(failure) if is_caused_by_rows(failure) => command.apply_alone(self, deadline),
+                Err(failure) if is_caused_by_rows(failure) => command.execute_unbatched(self, deadline),
                 Err(failure) => Err(failure.clone()),
                 Ok(rows) => command.row_outcome(self, rows.get(&position)),
             };
@@ -289,33 +295,33 @@ impl Operations {
         }
     }
 
-    /// Returns how many passwords are hashed at once: one for every two cores, which leaves half of the cores to
-    /// reads, as far as the budget has memory.
+    /// Returns how many passwords may be hashed at the same time: one for every two cores, which leaves half of the
+    /// cores to reads, but no more than the budget has memory for.
     pub(crate) fn max_hashers(&self) -> usize {
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        (cores / 2).min(self.budget.limit / self.hasher.memory(None)).max(1)
+        (cores / 2).min(self.budget.limit / self.hasher.memory_bytes(None)).max(1)
     }
 
-    /// Hashes a password, if there is one. Blocks as [`Operations::with_hash`] does.
+    /// Hashes a password, if there is one. Blocks as [`Operations::in_budget`] does.
     pub(crate) fn hash_password(&self, password: Option<&Secret>) -> Result<Option<PasswordHash>, Error> {
-        password.map(|password| self.with_hash(None, |hasher| hasher.hash(password))?).transpose()
+        password.map(|password| self.in_budget(None, |hasher| hasher.hash(password))?).transpose()
     }
 
-    /// Runs `work`, which verifies a password against `hash` and may then make a new hash. Blocks until the budget has
-    /// memory for the larger of the two hashes, or fails with [`Error::Unavailable`] after `request_timeout`. Blocks
-    /// for the work, too.
-    fn with_hash<T>(&self, hash: Option<&PasswordHash>, work: impl FnOnce(&Hasher) -> T) -> Result<T, Error> {
-        let bytes = self.hasher.memory(hash).max(self.hasher.memory(None));
+    /// Runs `work`, which verifies a password against `hash` and may then make a new hash, while memory for the work is
+    /// reserved. Blocks until the budget has memory for the larger of the two hashes, or fails with
+    /// [`Error::Unavailable`] after `request_timeout`. Blocks for the work, too.
+    fn in_budget<T>(&self, hash: Option<&PasswordHash>, work: impl FnOnce(&Hasher) -> T) -> Result<T, Error> {
+        let bytes = self.hasher.memory_bytes(hash).max(self.hasher.memory_bytes(None));
         match self.budget.reserve(bytes, self.deadline()) {
             Some(_held) => Ok(work(&self.hasher)),
             None => Err(Error::Unavailable("no memory became free for hashing a password".into())),
         }
     }
 
-    /// Finds a user whose state matches a condition. Fails with [`Error::NotFound`] or [`Error::PreconditionFailed`].
+    /// Finds a user whose revision meets a condition. Fails with [`Error::NotFound`] or [`Error::PreconditionFailed`].
     fn find_match(&self, id: i64, condition: &Condition) -> Result<User, Failure> {
-        let user = self.find_many(&[id])?.pop().ok_or(Error::NotFound)?;
-        if condition.holds(user.revision()) { Ok(user) } else { Err(Error::PreconditionFailed.into()) }
+        let user = self.find_by_ids(&[id])?.pop().ok_or(Error::NotFound)?;
+        if condition.is_met_by(user.revision()) { Ok(user) } else { Err(Error::PreconditionFailed.into()) }
     }
 
     fn read_user(&self, row: &Row) -> Result<User, Error> {
@@ -323,7 +329,8 @@ impl Operations {
     }
 }
 
-/// Returns the row of a change if the batch has made the change; `None` if the change is to be executed alone.
+/// Returns the row of a change that a batch has made; `None` if the batch has left the change to a statement of its
+/// own. Fails if the user is missing, locked, or does not meet the precondition.
 fn changed_row(row: Option<&Row>) -> Result<Option<&Row>, Failure> {
     let row = row.ok_or_else(|| Error::Internal("a change has no outcome".into()))?;
     match row.try_get("outcome")? {
@@ -335,16 +342,17 @@ fn changed_row(row: Option<&Row>) -> Result<Option<&Row>, Failure> {
     }
 }
 
-/// Returns the three parameters by which a statement changes only an allowed state of a row: whether any state is
-/// allowed; else the version and the time of change of the one allowed state. This is the state that was read
-/// `before`, or the state of a simple condition. Nulls allow no state, as no row has them.
-fn state_params(condition: &Condition, before: Option<&User>) -> (bool, Option<i64>, Option<OffsetDateTime>) {
-    let state = before.map(User::revision).or_else(|| condition.only.as_ref()?.first().copied());
-    let is_any = before.is_none() && condition.only.is_none();
-    (is_any, state.map(|state| state.version), state.map(|state| state.updated_at))
+/// Returns three parameters by which a statement changes a row only at an allowed revision: true if every revision is
+/// allowed, and otherwise the version and the time of change of the one allowed revision. This is the revision of
+/// `before`, a user that was read earlier, or the one revision in the condition. Nulls allow no revision, because no
+/// row has nulls there.
+fn match_params(condition: &Condition, before: Option<&User>) -> (bool, Option<i64>, Option<OffsetDateTime>) {
+    let revision = before.map(User::revision).or_else(|| condition.if_match.as_ref()?.first().copied());
+    let is_any = before.is_none() && condition.if_match.is_none();
+    (is_any, revision.map(|revision| revision.version), revision.map(|revision| revision.updated_at))
 }
 
-/// Answers with one user, and with the tag of the user's state as `ETag`.
+/// Answers with one user, and with the tag of the user's revision as `ETag`.
 fn answer_user(status: u16, user: &User) -> Response {
     Response::json(status, user).with("ETag", etag(user.revision()))
 }

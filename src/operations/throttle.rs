@@ -1,9 +1,10 @@
-//! Bounds how often a password may be guessed: counts the wrong passwords of a peer for an account in the last minute.
+//! Limits how often a password may be guessed: counts the wrong passwords of each peer for each account in the last
+//! minute.
 //!
-//! Counts in the memory of this process alone, and at most [`MAX_PAIRS`] pairs of a peer and an account, beside those
-//! whose password is being verified. When all pairs are used, the peer with the most of them is refused further
-//! accounts, and a pair of another peer takes the place of that peer's oldest pair. Knows nothing of passwords or of the database: an account that does not exist is counted
-//! like any other one.
+//! Counts in the memory of this process alone. Counts at most [`MAX_PAIRS`] pairs of a peer and an account, beside
+//! pairs whose password is being verified. When there are so many, a new pair replaces the oldest pair of the peer with
+//! the most pairs, and this peer is refused further accounts. Knows nothing of passwords or of the database: an account
+//! that does not exist is counted like any other account.
 
 use crate::{db::Failure, error::Error, http::PeerKey};
 use parking_lot::Mutex;
@@ -12,59 +13,61 @@ use std::time::{Duration, Instant};
 use std::{hash::BuildHasher, sync::Arc};
 
 /// How long a wrong password counts.
-const MINUTE: Duration = Duration::from_secs(60);
+const COUNTED_TIME: Duration = Duration::from_secs(60);
 
-/// The most pairs that are remembered, in some 4 MiB with ten wrong passwords each.
+/// The most pairs of a peer and an account that are counted: some 4 MiB if each pair has ten wrong passwords.
 const MAX_PAIRS: usize = 16 << 10;
 
-/// The wrong passwords of the last minute, and the passwords that are being verified.
+/// Counts the wrong passwords of each peer, and refuses further passwords at a limit.
 #[derive(Debug)]
 pub struct Throttle {
-    /// The most wrong passwords of one peer for one account in a minute; 0 for any number.
-    limit: usize,
+    /// The most wrong passwords of one peer for one account in a minute; 0 for no limit.
+    max_guesses: usize,
     /// Hashes accounts with a random seed, so that no client can choose accounts that count as one.
-    hasher: RandomState,
-    attempts: Mutex<Attempts>,
+    account_hasher: RandomState,
+    attempts: Mutex<CountedAttempts>,
 }
 
-/// A password that is being verified. The password counts until this value is dropped, and for a minute if it was
-/// [wrong](Attempt::mark_wrong). `None` if there is no limit, so that nothing is counted.
+/// A password that is being verified. The password counts until this value is dropped, and for a minute if the password
+/// was [wrong](Attempt::mark_wrong). `None` if there is no limit, so that nothing is counted.
 #[derive(Debug)]
 pub struct Attempt(Option<(Arc<Throttle>, PeerAndAccount)>);
 
 /// A peer and the hash of an account.
 type PeerAndAccount = (PeerKey, u64);
 
+/// The wrong passwords of the last minute and the passwords that are being verified, of all peers.
 #[derive(Debug, Default)]
-struct Attempts {
-    /// The time by which a test has put the clock ahead.
+struct CountedAttempts {
+    /// Time by which a test has put the clock ahead.
     clock_lead: Duration,
-    pairs: HashMap<PeerAndAccount, Count>,
+    pairs: HashMap<PeerAndAccount, PairCount>,
 }
 
+/// The wrong passwords and the passwords that are being verified, of one peer for one account.
 #[derive(Debug, Default)]
-struct Count {
+struct PairCount {
     /// The number of passwords that are being verified.
-    undecided: usize,
+    unverified_count: usize,
     /// The time of each wrong password, the oldest first.
-    wrong: VecDeque<Instant>,
+    wrong_times: VecDeque<Instant>,
 }
 
 impl Throttle {
-    /// Returns a throttle of `limit` wrong passwords a minute; 0 for any number.
-    pub fn new(limit: u32) -> Arc<Throttle> {
-        let limit = limit as usize;
-        Arc::new(Throttle { limit, hasher: RandomState::new(), attempts: Mutex::default() })
+    /// Returns a throttle that allows `max_guesses` wrong passwords a minute; 0 for any number.
+    pub fn new(max_guesses: u32) -> Arc<Throttle> {
+        let max_guesses = max_guesses as usize;
+        Arc::new(Throttle { max_guesses, account_hasher: RandomState::new(), attempts: Mutex::default() })
     }
 
-    /// Returns [`Error::TooManyAttempts`] if a peer has sent `limit` wrong passwords for an account in the last
-    /// minute. An account is an e-mail address in whatever case; all clients without an address, as on a Unix socket,
-    /// are the peer `None`.
+    /// Fails with [`Error::TooManyAttempts`] if a peer has sent `max_guesses` wrong passwords for an account in the
+    /// last minute. An account is an e-mail address in whatever case. All clients without an IP address, as on a Unix
+    /// socket, are the peer `None`.
     pub fn refuse_exhausted(&self, email: &str, peer: PeerKey) -> Result<(), Error> {
         let mut attempts = self.attempts.lock();
         let now = attempts.now();
         match attempts.pairs.get_mut(&self.pair_for(email, peer)) {
-            Some(count) if self.limit > 0 => count.refuse_excess(self.limit, now),
+            Some(count) if self.max_guesses > 0 => count.refuse_excess(self.max_guesses, now),
             _ => Ok(()),
         }
     }
@@ -73,21 +76,21 @@ impl Throttle {
     /// [`Failure::Contended`] if the passwords that are being verified may use up the limit, so that this password has
     /// to wait for them.
     pub fn admit(self: &Arc<Self>, email: &str, peer: PeerKey) -> Result<Attempt, Failure> {
-        if self.limit == 0 {
+        if self.max_guesses == 0 {
             return Ok(Attempt(None));
         }
         let pair = self.pair_for(email, peer);
         let mut attempts = self.attempts.lock();
         let now = attempts.now();
         if !attempts.pairs.contains_key(&pair) {
-            attempts.free_place(peer, now)?;
+            attempts.evict_if_full(peer, now)?;
         }
         let count = attempts.pairs.entry(pair).or_default();
-        count.refuse_excess(self.limit, now)?;
-        if count.undecided + count.wrong.len() >= self.limit {
+        count.refuse_excess(self.max_guesses, now)?;
+        if count.unverified_count + count.wrong_times.len() >= self.max_guesses {
             return Err(Failure::Contended);
         }
-        count.undecided += 1;
+        count.unverified_count += 1;
         Ok(Attempt(Some((Arc::clone(self), pair))))
     }
 
@@ -98,17 +101,17 @@ impl Throttle {
     }
 
     fn pair_for(&self, email: &str, peer: PeerKey) -> PeerAndAccount {
-        (peer, self.hasher.hash_one(email.to_ascii_lowercase()))
+        (peer, self.account_hasher.hash_one(email.to_ascii_lowercase()))
     }
 }
 
 impl Attempt {
-    /// Counts the attempt for a minute, because its password was wrong.
+    /// Counts the password for a minute, because the password was wrong.
     pub fn mark_wrong(self) {
         if let Some((throttle, pair)) = &self.0 {
             let mut attempts = throttle.attempts.lock();
             let now = attempts.now();
-            attempts.pairs.entry(*pair).or_default().wrong.push_back(now);
+            attempts.pairs.entry(*pair).or_default().wrong_times.push_back(now);
         }
     }
 }
@@ -118,29 +121,29 @@ impl Drop for Attempt {
         let Some((throttle, pair)) = &self.0 else { return };
         let mut attempts = throttle.attempts.lock();
         if let Some(count) = attempts.pairs.get_mut(pair) {
-            count.undecided -= 1;
-            if count.undecided == 0 && count.wrong.is_empty() {
+            count.unverified_count -= 1;
+            if count.unverified_count == 0 && count.wrong_times.is_empty() {
                 attempts.pairs.remove(pair);
             }
         }
     }
 }
 
-impl Attempts {
+impl CountedAttempts {
     fn now(&self) -> Instant {
         Instant::now() + self.clock_lead
     }
 
-    /// Frees a place for a further pair of this peer and an account if [`MAX_PAIRS`] such pairs are counted. First
-    /// forgets the pairs without a wrong password in the last minute. If that frees no place, forgets the oldest pair
-    /// of the peer with the most pairs, or refuses this peer if this peer has the most pairs itself. Keeps each pair
-    /// whose password is being verified.
-    fn free_place(&mut self, peer: PeerKey, now: Instant) -> Result<(), Error> {
+    /// Forgets a pair if [`MAX_PAIRS`] pairs are counted, so that a pair of this peer can be counted: first, every pair
+    /// without a wrong password in the last minute; if there is none, the oldest pair of the peer with the most pairs.
+    /// If this peer itself has the most pairs, refuses this peer instead. Keeps each pair whose password is being
+    /// verified.
+    fn evict_if_full(&mut self, peer: PeerKey, now: Instant) -> Result<(), Error> {
         if self.pairs.len() < MAX_PAIRS {
             return Ok(());
         }
         self.pairs.retain(|_, count| {
-            count.undecided > 0 || count.wrong.back().is_some_and(|at| now < *at + MINUTE)
+            count.unverified_count > 0 || count.wrong_times.back().is_some_and(|at| now < *at + COUNTED_TIME)
         });
         if self.pairs.len() < MAX_PAIRS {
             return Ok(());
@@ -150,8 +153,8 @@ impl Attempts {
         let Some((most, _)) = counts.iter().max_by_key(|(holder, count)| (**count, **holder == peer)) else {
             return Ok(());
         };
-        let decided = self.pairs.iter().filter(|((holder, _), count)| holder == most && count.undecided == 0);
-        let oldest = decided.filter_map(|(pair, count)| Some((*count.wrong.back()?, *pair))).min();
+        let idle = self.pairs.iter().filter(|((peer, _), count)| peer == most && count.unverified_count == 0);
+        let oldest = idle.filter_map(|(pair, count)| Some((*count.wrong_times.back()?, *pair))).min();
         match oldest {
             Some((since, _)) if *most == peer => Err(too_many_attempts(since, now)),
             Some((_, pair)) => {
@@ -163,15 +166,15 @@ impl Attempts {
     }
 }
 
-impl Count {
-    /// Forgets wrong passwords that are older than a minute. Returns [`Error::TooManyAttempts`] if as many as the
-    /// limit are left.
+impl PairCount {
+    /// Forgets wrong passwords that are older than a minute. Fails with [`Error::TooManyAttempts`] if at least `limit`
+    /// wrong passwords are left.
     fn refuse_excess(&mut self, limit: usize, now: Instant) -> Result<(), Error> {
-        while self.wrong.front().is_some_and(|at| now >= *at + MINUTE) {
-            self.wrong.pop_front();
+        while self.wrong_times.front().is_some_and(|at| now >= *at + COUNTED_TIME) {
+            self.wrong_times.pop_front();
         }
-        match self.wrong.front() {
-            Some(oldest) if self.wrong.len() >= limit => Err(too_many_attempts(*oldest, now)),
+        match self.wrong_times.front() {
+            Some(oldest) if self.wrong_times.len() >= limit => Err(too_many_attempts(*oldest, now)),
             _ => Ok(()),
         }
     }
@@ -179,7 +182,7 @@ impl Count {
 
 /// Returns a refusal that lasts until the oldest wrong password is a minute old.
 fn too_many_attempts(oldest: Instant, now: Instant) -> Error {
-    let left = (oldest + MINUTE).saturating_duration_since(now);
+    let left = (oldest + COUNTED_TIME).saturating_duration_since(now);
     Error::TooManyAttempts(left.as_secs() + 1)
 }
 
@@ -253,15 +256,15 @@ mod tests {
         for _ in 0..5 {
             drop(throttle.admit(ADA, A).unwrap());
         }
-        let undecided: Vec<_> = iter::repeat_with(|| throttle.admit(ADA, A).unwrap()).take(2).collect();
-        // Lets the next password wait for the undecided ones, and refuses none at once.
+        let unverified: Vec<_> = iter::repeat_with(|| throttle.admit(ADA, A).unwrap()).take(2).collect();
+        // Lets the next password wait for the unverified ones, and refuses none at once.
         assert!(matches!(throttle.admit(ADA, A), Err(Failure::Contended)));
         throttle.refuse_exhausted(ADA, A).unwrap();
-        drop(undecided);
+        drop(unverified);
         guess(&throttle, ADA, A).unwrap();
-        let undecided = throttle.admit(ADA, A).unwrap();
+        let unverified = throttle.admit(ADA, A).unwrap();
         assert!(matches!(throttle.admit(ADA, A), Err(Failure::Contended)));
-        undecided.mark_wrong();
+        unverified.mark_wrong();
         assert!(matches!(throttle.admit(ADA, A), Err(Failure::Error(Error::TooManyAttempts(60)))));
         // Forgets an account without a wrong password.
         drop(throttle.admit("bob@example.com", A).unwrap());

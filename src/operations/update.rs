@@ -1,9 +1,9 @@
 //! `PUT /users/{id}` and `PATCH /users/{id}`: changes a user.
 //!
-//! A missing user is answered 404 even if the body is invalid. So a request looks the user up before its body is
-//! refused or its password is hashed; for all other requests, the statement of the change finds out.
+//! A missing user is answered 404 even if the body is invalid. Therefore the user is looked up before a body is refused
+//! or a password is hashed. For all other requests, the statement of the change finds out whether the user exists.
 
-use super::{Change, Command, Find, Lane, Operations, Outcome, Step, answer_user, changed_row, state_params};
+use super::{Change, Command, Find, Lane, Operations, Outcome, Step, answer_user, changed_row, match_params};
 use crate::db::{Failure, Pool, session::Param};
 use crate::error::Error;
 use crate::http::Request;
@@ -14,25 +14,26 @@ use crate::users::user::{User, UserChanges};
 use postgres::{Row, types::Type};
 use std::time::Instant;
 
-/// A change of a user.
+/// A request to change a user.
 #[derive(Debug)]
 pub struct Update {
     /// The id of the user to be changed.
     pub id: i64,
-    /// The fields to be changed. A change in a batch has no password.
+    /// The fields to be changed. An update in a batch changes no password.
     pub changes: UserChanges,
-    /// The precondition (`If-Match`). A batch takes only a condition that [fits](Condition::fits_batch).
+    /// The precondition (`If-Match`). A condition that does not [fit a batch](Condition::fits_batch) has the request
+    /// executed alone.
     pub condition: Condition,
-    /// The hash of the new password; `None` until it is made.
+    /// The hash of the new password; `None` until the password is hashed, or if no password is set.
     pub hash: Option<PasswordHash>,
-    /// True if the change shares no statement, because it may have to wait for another transaction that takes its
-    /// address.
+    /// True if the update is executed alone: the update changes the password, has a condition that does not fit a
+    /// batch, or was left out of a batch because of a new address.
     pub is_single: bool,
 }
 
 impl Update {
-    /// Parses a PUT, or a PATCH, whose body has the schema `patch`. Returns a look-up of the user if the body is
-    /// refused.
+    /// Parses a PATCH if `patch`, the schema of its body, is given; otherwise a PUT. Returns a look-up of the user if
+    /// the body is refused, because a missing user is answered 404.
     pub(crate) fn parse(
         request: &Request,
         id: Option<i64>,
@@ -45,7 +46,7 @@ impl Update {
             None => Ok(body),
         });
         Ok(match body.and_then(UserChanges::from_body) {
-            Err(refusal) => Command::Find(Find::before_refusal(id, refusal)),
+            Err(refusal) => Command::Find(Find::with_refusal(id, refusal)),
             Ok(changes) => {
                 let is_single = changes.password.is_some() || !condition.fits_batch();
                 Command::Update(Update { id, changes, condition, hash: None, is_single })
@@ -62,7 +63,7 @@ impl Update {
     }
 }
 
-/// Changes a user. Returns no row if no user is changed.
+/// Changes a user. Returns no row if nothing was changed.
 pub(crate) const UPDATE: &str = "
     update users
     set name = coalesce($5::text, name), email = coalesce($6::text, email),
@@ -72,11 +73,12 @@ pub(crate) const UPDATE: &str = "
         and (name::text <> coalesce($5::text, name) or email::text <> coalesce($6::text, email))
     returning id, name, email, created_at, updated_at, version";
 
-/// Changes a user and the password. $7: the hash of the new password; null removes the password. If another transaction
-/// stores a password meanwhile, the delete does not see it, because the password is newer than the statement's
-/// snapshot. The user would keep this password. Therefore the caller removes a password only from the version of the
-/// user that it has read, and to store a password draws a new version. Therefore the statement also locks the user
-/// first, even if nothing is to be changed, and so waits for the other transaction.
+/// Changes a user and the password. $7: the hash of the new password; null removes the password.
+///
+/// The `delete` does not see a password that another transaction stores meanwhile, because such a password is newer
+/// than the statement's snapshot: the user would keep the password. Therefore a stored password draws a new version,
+/// and the caller removes a password only from the version of the user that was read. Therefore the statement also
+/// locks the user first, even if nothing is to be changed, and so waits for the other transaction.
 pub(crate) const UPDATE_PASSWORD: &str = "
     with target as materialized (
         select id from users where id = $1 and ($2::boolean or version = $3::bigint and updated_at = $4::timestamptz)
@@ -99,8 +101,8 @@ pub(crate) const UPDATE_PASSWORD: &str = "
     )
     select * from updated";
 
-/// Changes several users. Skips rows that another transaction has locked. Locks only rows that it will change, because
-/// a lock is written and committed like a change. Leaves out changes of an address, which may have to wait for another
+/// Changes several users. Skips rows that another transaction has locked. Locks only rows that will change, because a
+/// lock is written and committed like a change. Leaves out changes of an address, which may have to wait for another
 /// transaction that takes the address.
 pub(crate) const UPDATE_MANY: &str = r#"
     with given as materialized (
@@ -135,7 +137,7 @@ pub(crate) const UPDATE_MANY: &str = r#"
         left join lateral (select * from users where id = given.asked limit 1) s on true"#;
 
 impl Update {
-    /// Looks the user up and hashes the new password.
+    /// Hashes the new password, after a look-up: fails if the user is missing or does not meet the precondition.
     pub(super) fn hash_password(&mut self, operations: &Operations) -> Result<Outcome, Failure> {
         operations.find_match(self.id, &self.condition)?;
         self.hash = operations.hash_password(self.changes.password.as_ref().and_then(Option::as_ref))?;
@@ -148,8 +150,8 @@ impl Update {
         let is_read_first = matches!(password, Some(None)) || !condition.fits_batch();
         let mut before = if is_read_first { Some(operations.find_match(*id, condition)?) } else { None };
         loop {
-            let (is_any, version, updated_at) = state_params(condition, before.as_ref());
-            let hash = hash.as_ref().map(PasswordHash::as_phc);
+            let (is_any, version, updated_at) = match_params(condition, before.as_ref());
+            let hash = hash.as_ref().map(PasswordHash::as_text);
             let params: [Param; 7] = [
                 (id, Type::INT8),
                 (&is_any, Type::BOOL),
@@ -166,13 +168,13 @@ impl Update {
             if let [row] = &operations.pool.execute(sql, params, Some(deadline))?[..] {
                 return Ok(operations.read_user(row)?);
             }
-            // Answers a change that alters nothing with the committed record, even if another transaction has locked
+            // Answers an update that alters nothing with the committed record, even if another transaction has locked
             // the record.
             let user = operations.find_match(*id, condition)?;
             match before {
                 _ if has_all_values(&user, &self.changes) => return Ok(user),
-                // The user is as it was read, so that there was no password to remove, or a trigger has prevented the
-                // change.
+                // The user is still at the revision that was read: there was no password to remove, or a trigger has
+                // prevented the change.
                 Some(before) if before.revision() == user.revision() => return Ok(user),
                 Some(_) => return Err(Failure::Contended),
                 None => before = Some(user),
@@ -181,9 +183,10 @@ impl Update {
     }
 }
 
-/// Returns true if the user has all values that the changes set. A change of the password counts as a new value.
+/// Returns true if the user already has all values that the changes set. A change of the password always counts as a
+/// new value.
 fn has_all_values(user: &User, changes: &UserChanges) -> bool {
-    // Names all fields, so that a new field does not compile until it is compared here.
+    // Names all fields, so that code that does not compare a new field does not compile.
     let UserChanges { name, email, password } = changes;
     password.is_none()
         && name.as_ref().is_none_or(|name| *name == user.name)
@@ -193,7 +196,7 @@ fn has_all_values(user: &User, changes: &UserChanges) -> bool {
 impl Change for Update {
     fn execute_batch(pool: &Pool, changes: &[&Self], deadline: Instant) -> Result<Vec<Row>, Failure> {
         let ids: Vec<i64> = changes.iter().map(|update| update.id).collect();
-        let tags = changes.iter().map(|update| state_params(&update.condition, None));
+        let tags = changes.iter().map(|update| match_params(&update.condition, None));
         let (any, versions, times): (Vec<_>, Vec<_>, Vec<_>) = tags.collect();
         let (names, emails): (Vec<_>, Vec<_>) =
             changes.iter().map(|update| (&update.changes.name, &update.changes.email)).unzip();
@@ -217,7 +220,7 @@ impl Change for Update {
         })
     }
 
-    fn apply_alone(&mut self, operations: &Operations, deadline: Instant) -> Result<Outcome, Failure> {
+    fn execute_unbatched(&mut self, operations: &Operations, deadline: Instant) -> Result<Outcome, Failure> {
         Ok(answer_user(200, &self.apply(operations, deadline)?).into())
     }
 }

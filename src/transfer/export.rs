@@ -8,7 +8,7 @@ use crate::db::{
 };
 use crate::users::{
     timestamp,
-    user::{FIELDS, User},
+    user::{USER_FIELDS, User},
 };
 use serde::Serialize;
 use std::io::{self, BufWriter, Write};
@@ -68,7 +68,7 @@ impl Export {
         // A spreadsheet takes UTF-8 without a byte order mark for an older encoding.
         let mark = if self.for_spreadsheets { "\u{feff}" } else { "" };
         let hash = self.with_password_hashes.then_some(PASSWORD_HASH);
-        let names: Vec<&str> = FIELDS.into_iter().chain(hash).collect();
+        let names: Vec<&str> = USER_FIELDS.into_iter().chain(hash).collect();
         writeln!(to, "{mark}{}", names.join(","))
     }
 
@@ -79,7 +79,7 @@ impl Export {
         }
         let User { id, name, email, created_at, updated_at, version: _, credential: _ } = user;
         let (name, email) = (self.csv_cell(name), self.csv_cell(email));
-        let [created_at, updated_at] = [created_at, updated_at].map(timestamp::text);
+        let [created_at, updated_at] = [created_at, updated_at].map(timestamp::to_text);
         let hash = self.csv_cell(hash.unwrap_or_default());
         let hash = if self.with_password_hashes { format!(",{hash}") } else { String::new() };
         writeln!(to, "{id},{name},{email},{created_at},{updated_at}{hash}")

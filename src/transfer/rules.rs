@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 
 /// Returns the fields that a record may have: the fields of an answer, the password, and its hash.
 pub fn field_names() -> impl Iterator<Item = &'static str> {
-    user::FIELDS.into_iter().chain(["password", PASSWORD_HASH])
+    user::USER_FIELDS.into_iter().chain(["password", PASSWORD_HASH])
 }
 
 /// The largest id that an import keeps. The sequence of ids goes on behind this id, and needs some for new users.
@@ -147,7 +147,7 @@ impl Rules<'_> {
             ));
         }
         let mut fields = self.fields(object);
-        let hash = fields.remove(PASSWORD_HASH).map(PasswordHash::imported).transpose();
+        let hash = fields.remove(PASSWORD_HASH).map(PasswordHash::parse_imported).transpose();
         let hash = hash.map_err(|problem| format!("/{PASSWORD_HASH} {problem}"))?;
         let id = match fields.remove("id").filter(|_| self.import.keep_ids) {
             Some(id) => {
@@ -181,7 +181,7 @@ impl Rules<'_> {
             }
             fields = self.validation.create.validate(fields).map_err(join_problems)?;
         }
-        let new = UserChanges::read(fields, self.import.as_is).map_err(join_problems)?.into_new();
+        let new = UserChanges::parse(fields, self.import.as_is).map_err(join_problems)?.into_new_user();
         let mut new = new.ok_or("/name and /email are required")?;
         let hash = match new.password.take().filter(|_| hash.is_none() && !self.import.dry_run) {
             Some(clear) => Some(self.hasher.hash(&clear).map_err(|error| error.to_string())?),

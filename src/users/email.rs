@@ -1,4 +1,4 @@
-//! Which e-mail addresses a user may have.
+//! Decides which e-mail addresses are valid.
 //!
 //! An address is one bare `local@domain`. Its local part has atoms, also beyond ASCII, with dots between them; its
 //! domain is a host name in ASCII. This crate has a rule of its own, so that no version of a library changes which
@@ -21,8 +21,8 @@ pub fn normalize_email(fields: &mut Map<String, Value>) {
     }
 }
 
-/// Checks an address that is in NFC. The error says what is wrong with the address.
-pub fn check_email(address: &str) -> Result<(), String> {
+/// Validates an address that is in NFC. The error says what is wrong with the address.
+pub fn validate_email(address: &str) -> Result<(), String> {
     // An atom has the characters that RFC 5322 allows, and those beyond ASCII that RFC 6532 adds.
     let is_atext = |c: char| !c.is_ascii() || c.is_ascii_alphanumeric() || "!#$%&'*+-/=?^_`{|}~".contains(c);
     // An atom may not begin with a combining mark, which a screen draws on the character before the atom.
@@ -68,7 +68,7 @@ fn is_invisible(c: char) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{check_email, is_invisible, to_nfc};
+    use super::{is_invisible, to_nfc, validate_email};
 
     #[test]
     fn accepted_addresses() {
@@ -93,7 +93,7 @@ mod tests {
             &format!("a@{}.org", "d".repeat(63)),
         ];
         for address in rows {
-            assert_eq!(check_email(address), Ok(()), "{address:?}");
+            assert_eq!(validate_email(address), Ok(()), "{address:?}");
         }
     }
 
@@ -176,7 +176,7 @@ mod tests {
             (&beyond_254_bytes, "longer than 254 bytes"),
         ];
         for (address, reason) in rows {
-            let message = check_email(address).expect_err(address);
+            let message = validate_email(address).expect_err(address);
             assert!(message.starts_with("value is not an e-mail address"), "{message}");
             assert!(message.contains(reason), "{address:?}: {message}");
         }

@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KeyDigest(pub [u8; 32]);
 
-/// Digest of the body of a create without its password. A repetition of the create must have an equal fingerprint.
+/// Digest of the body of a create without its password. A repeated create must have an equal fingerprint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fingerprint(pub [u8; 32]);
 

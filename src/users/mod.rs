@@ -1,7 +1,7 @@
 //! The domain: users, their passwords, and pages of users. These modules know neither SQL nor sockets.
 
 pub(crate) mod email;
-mod formats;
+mod hash_formats;
 pub mod idempotency;
 pub mod page;
 pub mod password;

@@ -8,23 +8,23 @@ use std::collections::BTreeSet;
 pub struct ListRequest {
     /// The users that are listed.
     pub selection: Selection,
-    /// The page. If the list has no pages, `per_page` is the largest number of users; for [`Selection::Ids`], the
-    /// number of `id` parameters in the request.
+    /// The number and the size of the page. A list without pages uses `per_page` alone, as the most users of the list;
+    /// for [`Selection::Ids`], `per_page` is the number of `id` parameters in the request.
     pub page: PageRequest,
 }
 
 /// Which users a list has. Only `All` and `Email` have pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Selection {
-    /// All users, by id.
+    /// All users, ordered by id.
     All,
     /// The user with this address, whatever the case of its letters.
     Email(String),
-    /// The users with a larger id than this, by id.
+    /// The users whose ids are greater than this id, ordered by id.
     After(i64),
-    /// The users whose addresses begin with this text, whatever the case of letters, by address.
+    /// The users whose addresses begin with this text, whatever the case of letters, ordered by address.
     Prefix(String),
-    /// The users with these ids, by id.
+    /// The users with these ids, ordered by id.
     Ids(BTreeSet<i64>),
 }
 
@@ -48,8 +48,8 @@ pub struct PageRequest {
     pub is_from_end: bool,
 }
 
-/// The most users on a page, unless the setting `MAX_PER_PAGE` says otherwise.
-pub const MAX_USERS: u32 = 1000;
+/// The default of the setting `MAX_PER_PAGE`, the most users on a page.
+pub const DEFAULT_MAX_PER_PAGE: u32 = 1000;
 
 /// Returns the bytes of memory that making a page takes: `user_bytes` for each user, and some for the rest of the
 /// answer.

@@ -1,10 +1,10 @@
-//! Hashes passwords by Argon2id, and verifies them. Verifies hashes of other programs, too: the first login replaces
-//! such a hash by one of ours.
+//! Hashes passwords by Argon2id, and verifies passwords. Verifies hashes of other programs, too: the first login
+//! replaces a hash of another program with one of ours.
 
-pub use super::formats::is_hash;
+pub use super::hash_formats::is_hash;
 
 use super::email::to_nfc;
-use super::formats::{HashFormat, rewrite_as_stored};
+use super::hash_formats::{ParsedHash, rewrite_as_stored};
 use crate::error::Error;
 use crate::secret::Secret;
 use argon2::{Algorithm, Argon2, Params, PasswordHasher, Version, password_hash::phc::PasswordHash as Phc};
@@ -16,81 +16,81 @@ use unicode_normalization::is_nfc;
 const MAX_HASH_BYTES: usize = 512;
 
 /// The hash of a password: a PHC string (`$argon2id$v=19$m=19456,t=2,p=1$…`), or a hash in another program's format. No
-/// log and no error shows it.
+/// log and no error shows the hash.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PasswordHash(Secret);
 
 impl PasswordHash {
     /// Wraps a hash that the database has stored.
-    pub fn from_phc(text: String) -> PasswordHash {
+    pub fn from_stored(text: String) -> PasswordHash {
         PasswordHash(text.into())
     }
 
-    /// Parses a hash that another program made. Fails if the format is unknown, or if verifying costs too much. The
-    /// error is printed behind the name of a field, and quotes no part of the hash.
-    pub fn imported(value: Value) -> Result<PasswordHash, String> {
+    /// Parses a hash that another program has made. Fails if the format is unknown, or if verifying costs too much. The
+    /// error follows the name of a field in a message, and quotes no part of the hash.
+    pub fn parse_imported(value: Value) -> Result<PasswordHash, String> {
         let text = rewrite_as_stored(&value)?;
         if text.len() > MAX_HASH_BYTES {
             return Err(format!("is longer than {MAX_HASH_BYTES} bytes"));
         }
-        HashFormat::parse(&text)?;
+        ParsedHash::parse(&text)?;
         Ok(PasswordHash(text.into()))
     }
 
-    /// Returns the text that is stored.
-    pub fn as_phc(&self) -> &str {
+    /// Returns the hash as the text that the database stores.
+    pub fn as_text(&self) -> &str {
         self.0.expose()
     }
 }
 
-/// The outcome of checking a password against a hash.
+/// The outcome of verifying a password.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PasswordMatch {
     /// The password does not match the hash.
     None,
     /// The password matches the hash.
     Current,
-    /// The password matches, and the caller should replace the hash, which is weaker than one of ours.
+    /// The password matches, but the caller should replace the hash, because a new hash would be stronger.
     Outdated,
 }
 
-/// Hashes and checks passwords at one cost.
+/// Hashes passwords at one cost, and verifies passwords.
 #[derive(Clone, Debug)]
 pub struct Hasher {
     argon2: Argon2<'static>,
     /// A hash that no password matches, at the hasher's cost. The password of an unknown user is compared with this
     /// hash, so that the answer takes as long as for a known user.
-    unknown: PasswordHash,
+    unmatched_hash: PasswordHash,
 }
 
 impl Hasher {
-    /// Creates a hasher with these parameters.
+    /// Creates a hasher with these parameters of Argon2id.
     pub fn new(params: Params) -> Hasher {
         let (memory, passes, lanes) = (params.m_cost(), params.t_cost(), params.p_cost());
-        let unknown = format!(
+        let unmatched = format!(
             "$argon2id$v=19$m={memory},t={passes},p={lanes}$bm9ib2R5IGtub3dzIGl0$\
              AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
         );
         Hasher {
             argon2: Argon2::new(Algorithm::Argon2id, Version::V0x13, params),
-            unknown: PasswordHash(unknown.into()),
+            unmatched_hash: PasswordHash(unmatched.into()),
         }
     }
 
-    /// Returns whether this hasher should replace a hash: its function is not Argon2id, guessing its password costs
+    /// Returns whether a new hash should replace this hash: its function is not Argon2id, guessing its password costs
     /// less, or its password is not in NFC. Keeps a hash whose function has read only a part of the password, because
     /// the unread part may be mistyped.
-    fn is_outdated(&self, format: &HashFormat, password: &str) -> bool {
+    fn is_outdated(&self, parsed: &ParsedHash, password: &str) -> bool {
         let params = self.argon2.params();
         let filled_kib = u64::from(params.m_cost()) * u64::from(params.t_cost());
-        let is_current = format.argon2_filled_kib.is_some_and(|kib| kib >= filled_kib) && is_nfc(password);
-        !is_current && !(format.reads_partly)(password)
+        let is_current = parsed.argon2_filled_kib.is_some_and(|kib| kib >= filled_kib) && is_nfc(password);
+        !is_current && !(parsed.ignores_part)(password)
     }
 
-    /// Returns the bytes of memory that verifying a password with this hash takes; for `None`, that making a hash
-    /// takes.
-    pub fn memory(&self, hash: Option<&PasswordHash>) -> usize {
-        HashFormat::parse(hash.unwrap_or(&self.unknown).as_phc()).map_or(0, |hash| hash.memory_bytes as usize)
+    /// Returns how much memory verifying a password with this hash takes; for `None`, how much making a hash takes.
+    pub fn memory_bytes(&self, hash: Option<&PasswordHash>) -> usize {
+        ParsedHash::parse(hash.unwrap_or(&self.unmatched_hash).as_text())
+            .map_or(0, |hash| hash.memory_bytes as usize)
     }
 
     /// Hashes a password with a new salt. Blocks for the work of one hash. Fails only if the system has no randomness
@@ -113,16 +113,16 @@ impl Hasher {
     pub fn verify(&self, password: &Secret, hash: Option<&PasswordHash>) -> PasswordMatch {
         let (normalized, sent) = (to_nfc(password.expose()), password.expose());
         let forms = || iter::once(&*normalized).chain((normalized != sent).then_some(sent));
-        let known = hash.and_then(|hash| HashFormat::parse(hash.as_phc()).ok());
-        let known = known.filter(|format| forms().any(|form| format.accepts_length(form)));
-        let (format, may_match) = match known {
-            Some(format) => (format, !sent.is_empty()),
-            None => (HashFormat::parse(self.unknown.as_phc()).expect("the hash is ours"), false),
+        let known = hash.and_then(|hash| ParsedHash::parse(hash.as_text()).ok());
+        let known = known.filter(|parsed| forms().any(|form| parsed.accepts_length(form)));
+        let (parsed, may_match) = match known {
+            Some(parsed) => (parsed, !sent.is_empty()),
+            None => (ParsedHash::parse(self.unmatched_hash.as_text()).expect("the hash is ours"), false),
         };
-        let matched = forms().find(|form| format.accepts_length(form) && (format.matches)(form));
+        let matched = forms().find(|form| parsed.accepts_length(form) && (parsed.matches)(form));
         match matched.filter(|_| may_match) {
             None => PasswordMatch::None,
-            Some(form) if self.is_outdated(&format, form) => PasswordMatch::Outdated,
+            Some(form) if self.is_outdated(&parsed, form) => PasswordMatch::Outdated,
             Some(_) => PasswordMatch::Current,
         }
     }
@@ -143,7 +143,7 @@ mod tests {
     }
 
     fn cost(hash: &PasswordHash) -> (u32, u32, u32) {
-        let params = Params::try_from(&Phc::new(hash.as_phc()).unwrap()).unwrap();
+        let params = Params::try_from(&Phc::new(hash.as_text()).unwrap()).unwrap();
         (params.m_cost(), params.t_cost(), params.p_cost())
     }
 
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn a_damaged_hash_matches_nothing() {
         let hasher = Hasher::new(PasswordHashing::LeastCostForTests.params());
-        assert!(!matches(&hasher, "x", Some(&PasswordHash::from_phc("x".into()))));
+        assert!(!matches(&hasher, "x", Some(&PasswordHash::from_stored("x".into()))));
     }
 
     #[test]
@@ -184,7 +184,7 @@ mod tests {
             format!("$2b{tail}"),
         ];
         for text in good {
-            let hash = PasswordHash::imported(text.clone().into()).unwrap();
+            let hash = PasswordHash::parse_imported(text.clone().into()).unwrap();
             let hasher = Hasher::new(PasswordHashing::LeastCostForTests.params());
             let is_real = !text.starts_with("$argon");
             assert_eq!(matches(&hasher, "correct horse", Some(&hash)), is_real, "{text}");
@@ -265,7 +265,7 @@ mod tests {
             (String::new(), "neither"),
         ];
         for (text, expected) in bad {
-            let problem = PasswordHash::imported(text.clone().into()).unwrap_err();
+            let problem = PasswordHash::parse_imported(text.clone().into()).unwrap_err();
             assert!(problem.contains(expected), "{text}: {problem}");
         }
     }
@@ -325,7 +325,7 @@ mod tests {
         // crate.
         let is_slow = |hash: &str| cfg!(debug_assertions) && hash.starts_with("$pbkdf2");
         for (least, format) in formats {
-            let is_accepted = |number: u64| PasswordHash::imported(format(number).into()).is_ok();
+            let is_accepted = |number: u64| PasswordHash::parse_imported(format(number).into()).is_ok();
             assert!(is_accepted(least), "{}", format(least));
             let mut refused = least + 1;
             while is_accepted(refused) {
@@ -337,12 +337,12 @@ mod tests {
                 *if is_accepted(middle) { &mut accepted } else { &mut refused } = middle;
             }
             let divisor = if is_slow(&format(accepted)) { 16 } else { 1 };
-            let hash = PasswordHash::imported(format(accepted / divisor).into()).unwrap();
+            let hash = PasswordHash::parse_imported(format(accepted / divisor).into()).unwrap();
             for password in &passwords {
                 let check = || took(|| assert_eq!(hasher.verify(password, Some(&hash)), PasswordMatch::None));
                 // Takes the fastest of three tries, because other processes share the caches.
                 let fastest = (0..3).map(|_| check()).find(|&took| took <= 75 * ours);
-                assert!(fastest.is_some(), "{}, {} bytes, {ours:?}", hash.as_phc(), password.expose().len());
+                assert!(fastest.is_some(), "{}, {} bytes, {ours:?}", hash.as_text(), password.expose().len());
             }
         }
     }
@@ -353,7 +353,7 @@ mod tests {
         let [read, long] = [4_096, 4_097].map(|bytes| Secret::from("x".repeat(bytes)));
         // Bcrypt reads only 72 bytes, so that a longer password would match, too.
         let bcrypt = bcrypt::hash_with_salt("x".repeat(72), 4, [7; 16]).unwrap().to_string();
-        let bcrypt = PasswordHash::imported(bcrypt.into()).unwrap();
+        let bcrypt = PasswordHash::parse_imported(bcrypt.into()).unwrap();
         assert_eq!(
             [&read, &long].map(|password| matches(&hasher, password.expose(), Some(&bcrypt))),
             [true, false]
@@ -371,7 +371,7 @@ mod tests {
         const BCRYPT: &str = "$05$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2";
         let of = |secret: &str| secret.to_owned();
         let least = Hasher::new(PasswordHashing::LeastCostForTests.params()).hash(&PASSWORD.into()).unwrap();
-        let least = least.as_phc();
+        let least = least.as_text();
         let rows: [(Value, &str, String); 15] = [
             (format!("{{BCRYPT}}$2b{BCRYPT}").into(), "$2b$", of(PASSWORD)),
             (format!("{{CRYPT}}$2y{BCRYPT}").into(), "$2y$", of(PASSWORD)),
@@ -419,7 +419,7 @@ mod tests {
             (
                 format!(
                     "argon2{}",
-                    Hasher::new(PasswordHashing::LeastCostForTests.params()).hash(&PASSWORD.into()).unwrap().as_phc()
+                    Hasher::new(PasswordHashing::LeastCostForTests.params()).hash(&PASSWORD.into()).unwrap().as_text()
                 )
                 .into(),
                 "$argon2id$",
@@ -428,8 +428,8 @@ mod tests {
         ];
         let hasher = Hasher::new(PasswordHashing::Owasp.params());
         for (value, stored, password) in rows {
-            let hash = PasswordHash::imported(value.clone()).unwrap();
-            assert!(hash.as_phc().starts_with(stored), "{value}");
+            let hash = PasswordHash::parse_imported(value.clone()).unwrap();
+            assert!(hash.as_text().starts_with(stored), "{value}");
             assert_eq!(
                 hasher.verify(&password.as_str().into(), Some(&hash)),
                 PasswordMatch::Outdated,
@@ -439,7 +439,7 @@ mod tests {
             assert_eq!(hasher.verify(&"".into(), Some(&hash)), PasswordMatch::None, "{value}");
         }
         for value in [serde_json::json!({}), serde_json::json!(["x"]), 7.into()] {
-            let problem = PasswordHash::imported(value.clone()).unwrap_err();
+            let problem = PasswordHash::parse_imported(value.clone()).unwrap_err();
             assert!(problem.starts_with("must be a string"), "{value}: {problem}");
         }
         // Accepts the default costs of Django and of OWASP, and the largest costs that are allowed.
@@ -447,15 +447,15 @@ mod tests {
             let text = format!(
                 "argon2$argon2id$v=19${cost}$c2FsdHNhbHQ$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
             );
-            assert!(PasswordHash::imported(text.into()).is_ok(), "{cost}");
+            assert!(PasswordHash::parse_imported(text.into()).is_ok(), "{cost}");
         }
         let text = "$scrypt$ln=17,r=8,p=1$c2FsdHNhbHQ$AAAAAAAAAAAAAAAAAAAAAA".to_owned();
-        let hash = PasswordHash::imported(text.into()).unwrap();
+        let hash = PasswordHash::parse_imported(text.into()).unwrap();
         // scrypt allocates a table of 128 MiB, a block for its pass, and one block more.
-        assert_eq!(hasher.memory(Some(&hash)), (128 << 20) + 2 * (8 << 7));
+        assert_eq!(hasher.memory_bytes(Some(&hash)), (128 << 20) + 2 * (8 << 7));
         let text = "$scrypt$ln=1,r=1024,p=20$c2FsdHNhbHQ$AAAAAAAAAAAAAAAAAAAAAA".to_owned();
-        let hash = PasswordHash::imported(text.into()).unwrap();
-        assert_eq!(hasher.memory(Some(&hash)), (2 + 20 + 1) * (1024 << 7));
+        let hash = PasswordHash::parse_imported(text.into()).unwrap();
+        assert_eq!(hasher.memory_bytes(Some(&hash)), (2 + 20 + 1) * (1024 << 7));
     }
 
     #[test]
@@ -509,7 +509,7 @@ mod tests {
         }
         // Another program has hashed a password that is not in NFC as the client sent it.
         let text = "$pbkdf2-sha256$i=1000$c2FsdHNhbHRzYWx0$vl9Oh2k2Aq5ewnjPmIyJmRtjWsc7w5hq2m1xUOs8x1Q";
-        let hash = PasswordHash::imported(text.into()).unwrap();
+        let hash = PasswordHash::parse_imported(text.into()).unwrap();
         assert_eq!(hasher.verify(&decomposed.into(), Some(&hash)), PasswordMatch::Outdated);
         assert_eq!(hasher.verify(&composed.into(), Some(&hash)), PasswordMatch::None);
     }
@@ -537,7 +537,7 @@ mod tests {
             (argon("m=65536,t=4,p=1"), "x", false),
         ];
         for (text, password, expected) in rows {
-            let format = HashFormat::parse(&text).unwrap();
+            let format = ParsedHash::parse(&text).unwrap();
             let found = Hasher::new(PasswordHashing::Owasp.params()).is_outdated(&format, password);
             assert_eq!(found, expected, "{text} {password:?}");
             let least =
@@ -553,11 +553,11 @@ mod tests {
         for (setting, expected) in rows {
             let hasher = Hasher::new(setting.params());
             // If this hash could not be parsed, a login of an unknown user would be answered at once.
-            assert_eq!(cost(&hasher.unknown), expected);
+            assert_eq!(cost(&hasher.unmatched_hash), expected);
             let hash = hasher.hash(&"x".into()).unwrap();
             assert_eq!(cost(&hash), expected);
-            assert_eq!(hasher.memory(Some(&hash)), (expected.0 as usize) << 10);
-            assert_eq!(hasher.memory(None), (setting.params().m_cost() as usize) << 10);
+            assert_eq!(hasher.memory_bytes(Some(&hash)), (expected.0 as usize) << 10);
+            assert_eq!(hasher.memory_bytes(None), (setting.params().m_cost() as usize) << 10);
         }
         assert_eq!(crate::Config::default().password_hashing, PasswordHashing::Owasp);
     }

@@ -1,4 +1,5 @@
-//! [`Relation`]: a record that belongs to another record, its owner. The query of the owner may have loaded it or not.
+//! [`Relation`]: a record that belongs to another record, its owner. The query that read the owner may also have read
+//! the related record.
 //!
 //! This module knows no SQL: the creator of a relation passes a [`Loader`] in, or forbids loading on access.
 
@@ -12,22 +13,23 @@ pub type Loader<T> = Arc<dyn Fn(i64) -> Result<Option<T>, Error> + Send + Sync>;
 /// A related record. If it is not loaded, an access loads it, or fails if loading on access is forbidden.
 #[derive(Clone)]
 pub struct Relation<T> {
+    /// The name of the relation, for the error of a forbidden access.
     name: &'static str,
     value: OnceLock<Option<T>>,
     /// The loader and the owner's id; `None` if loading on access is forbidden.
-    lazy: Option<(Loader<T>, i64)>,
+    lazy_loader: Option<(Loader<T>, i64)>,
 }
 
 impl<T> Relation<T> {
     /// Creates a relation that was loaded with its owner.
     pub fn loaded(name: &'static str, value: Option<T>) -> Relation<T> {
-        Relation { name, value: OnceLock::from(value), lazy: None }
+        Relation { name, value: OnceLock::from(value), lazy_loader: None }
     }
 
-    /// Creates a relation that was not loaded. `lazy` has the loader for the first access and the owner's id; `None`
-    /// forbids the access.
-    pub fn unloaded(name: &'static str, lazy: Option<(Loader<T>, i64)>) -> Relation<T> {
-        Relation { name, value: OnceLock::new(), lazy }
+    /// Creates a relation that was not loaded. `lazy_loader` has the loader for the first access and the owner's id;
+    /// `None` forbids the access.
+    pub fn unloaded(name: &'static str, lazy_loader: Option<(Loader<T>, i64)>) -> Relation<T> {
+        Relation { name, value: OnceLock::new(), lazy_loader }
     }
 
     /// Returns whether the record is loaded, so that an access needs no query.
@@ -42,8 +44,8 @@ impl<T> Relation<T> {
     /// loading on access is forbidden.
     pub fn get(&self) -> Result<Option<&T>, Error> {
         if self.value.get().is_none() {
-            let (loader, owner) = self.lazy.as_ref().ok_or(Error::LazyLoadingViolation(self.name))?;
-            // An error is ignored: it means that another thread has loaded this record meanwhile.
+            let (loader, owner) = self.lazy_loader.as_ref().ok_or(Error::LazyLoadingViolation(self.name))?;
+            // Ignores the error of `set`, which means that another thread has loaded the record meanwhile.
             let _ = self.value.set(loader(*owner)?);
         }
         Ok(self.value.get().and_then(Option::as_ref))

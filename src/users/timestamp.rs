@@ -8,22 +8,22 @@ use time::format_description::well_known::{
 };
 use time::{OffsetDateTime, UtcOffset};
 
-const MICROSECONDS: EncodedConfig =
+const MICROSECOND_FORMAT: EncodedConfig =
     Config::DEFAULT.set_time_precision(TimePrecision::Second { decimal_digits: NonZero::new(6) }).encode();
 
-/// Returns a time as text. Panics outside of the years 1 to 9999, which no column of ours allows.
-pub fn text(time: OffsetDateTime) -> String {
-    time.format(&Iso8601::<MICROSECONDS>).expect("the year is from 1 to 9999")
+/// Returns a time as text. Panics for a year outside of 1 to 9999, which no column of ours allows.
+pub fn to_text(time: OffsetDateTime) -> String {
+    time.format(&Iso8601::<MICROSECOND_FORMAT>).expect("the year is from 1 to 9999")
 }
 
-/// Serializes a time in the form that [`text`] returns.
+/// Serializes a time as the text that [`to_text`] returns.
 pub(super) fn serialize<S: Serializer>(time: &OffsetDateTime, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(&text(*time))
+    serializer.serialize_str(&to_text(*time))
 }
 
-/// Parses a time in the form of RFC 3339, of PostgreSQL or of Ruby, which write a space for the `T`, an offset of hours
-/// alone or `UTC` for `Z`. Cuts digits off behind the microseconds. Returns `None` for a time without an offset, and
-/// for years outside of 1 to 9999.
+/// Parses a time as RFC 3339, PostgreSQL or Ruby write times: also with a space for the `T`, an offset of hours alone,
+/// or `UTC` for `Z`. Cuts digits off behind the microseconds. Returns `None` for a time without an offset, and for
+/// years outside of 1 to 9999.
 pub fn parse(text: &str) -> Option<OffsetDateTime> {
     let utc = text.strip_suffix("UTC").map(|text| format!("{}Z", text.trim_end()));
     let text = utc.as_deref().unwrap_or(text);
@@ -49,7 +49,7 @@ mod tests {
         ];
         for (micros, expected) in rows {
             let time = OffsetDateTime::from_unix_timestamp_nanos(micros * 1000).unwrap();
-            assert_eq!(text(time), expected);
+            assert_eq!(to_text(time), expected);
         }
     }
 
@@ -70,7 +70,7 @@ mod tests {
             ("9999-12-31T23:59:59.999999Z", "9999-12-31T23:59:59.999999Z"),
         ];
         for (given, expected) in rows {
-            assert_eq!(parse(given).map(text).as_deref(), Some(expected), "{given}");
+            assert_eq!(parse(given).map(to_text).as_deref(), Some(expected), "{given}");
         }
         let wrong = [
             "",

@@ -1,4 +1,5 @@
-//! The user record, and the bodies that create or change a user, with the guard of mass assignment.
+//! The user record, and the bodies that create or change a user, with the guard against mass assignment: a body that
+//! sets any other field is refused.
 //!
 //! This module knows neither SQL nor HTTP: it reads and writes JSON values.
 
@@ -18,18 +19,18 @@ pub const MAX_EMAIL_CHARS: usize = 254;
 /// The least characters of a password, as in the create schemas.
 pub const MIN_PASSWORD_CHARS: usize = 8;
 
-/// Bytes of memory of a usual user in a page.
+/// Bytes of memory that a usual user takes in a page.
 pub const USUAL_USER_BYTES: usize = 1 << 10;
 
 /// Bytes of the longest JSON of a user: each character of the texts may take six bytes (`\u0001`), and all else takes
-/// 134. The test `fields::the_largest_user` fails if this number leaves a member out.
+/// 134. The test `fields::the_largest_user` fails if this number leaves a field out.
 pub const MAX_USER_BYTES: usize = 6 * (MAX_NAME_CHARS + MAX_EMAIL_CHARS) + 134;
 
 /// Names of a user's fields in answers, exports and imports.
-pub const FIELDS: [&str; 5] = ["id", "name", "email", "createdAt", "updatedAt"];
+pub const USER_FIELDS: [&str; 5] = ["id", "name", "email", "createdAt", "updatedAt"];
 
 /// A stored user. Its JSON has `id`, as a string, `name`, `email`, `createdAt` and `updatedAt`, and nothing else. `T`
-/// is the type of texts: an export borrows them from the row.
+/// is the type of texts: an export borrows the texts from a row.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct User<T = String> {
@@ -46,10 +47,10 @@ pub struct User<T = String> {
     /// Time of the last change of the record or its password.
     #[serde(serialize_with = "timestamp::serialize")]
     pub updated_at: OffsetDateTime,
-    /// A number that every change of the record or of its password draws anew.
+    /// A number that every change of the record or of its password replaces with a new one.
     #[serde(skip)]
     pub version: i64,
-    /// The user's credential, which no read and no list loads.
+    /// The user's credential, which only a login loads.
     #[serde(skip)]
     pub(crate) credential: Relation<Credential>,
 }
@@ -65,14 +66,14 @@ fn serialize_id<S: Serializer>(id: &i64, serializer: S) -> Result<S::Ok, S::Erro
     serializer.serialize_str(itoa::Buffer::new().format(*id))
 }
 
-/// Parses an id. Returns `None` unless the text is the canonical decimal of a positive bigint, so that each user has
+/// Parses an id. Returns `None` if the text is not the canonical decimal of a positive bigint, so that each user has
 /// one path.
 pub fn parse_id(text: &str) -> Option<i64> {
     let canonical = text.bytes().all(|byte| byte.is_ascii_digit()) && !text.starts_with('0');
     text.parse().ok().filter(|_| canonical)
 }
 
-/// The secret part of a user. It has a table of its own, so that no read of users can return it.
+/// The secret part of a user. Credentials have a table of their own, so that no read of users can return a hash.
 #[derive(Debug, Clone)]
 pub struct Credential {
     /// The hash of the password.
@@ -90,48 +91,49 @@ pub struct NewUser {
     pub password: Option<Secret>,
 }
 
-/// Changes of a PUT or a PATCH; `None` leaves the field as it is.
+/// The changes of a PUT or a PATCH; `None` leaves a field as it is.
 #[derive(Debug, Default)]
 pub struct UserChanges {
     /// A new name.
     pub name: Option<String>,
     /// A new address.
     pub email: Option<String>,
-    /// `Some(None)` removes the password.
+    /// A new password; `Some(None)` removes the password.
     pub password: Option<Option<Secret>>,
 }
 
 impl NewUser {
-    /// Reads a body that the create schema has accepted.
+    /// Parses a body that the create schema has accepted.
     pub fn from_body(body: Map<String, Value>) -> Result<NewUser, Error> {
-        let new = UserChanges::from_body(body)?.into_new();
+        let new = UserChanges::from_body(body)?.into_new_user();
         new.ok_or_else(|| Error::Internal("the create schema let a body through".into()))
     }
 }
 
 impl UserChanges {
-    /// Returns the user that a create with these fields makes. Returns `None` if the name or the address is missing.
-    pub fn into_new(self) -> Option<NewUser> {
+    /// Returns a new user with these fields. Returns `None` if the name or the address is missing.
+    pub fn into_new_user(self) -> Option<NewUser> {
         Some(NewUser { name: self.name?, email: self.email?, password: self.password.flatten() })
     }
 
-    /// Reads the body of a PUT or a PATCH. Refuses every field but name, email and password (mass assignment). Then
+    /// Parses the body of a PUT or a PATCH. Refuses every field but name, email and password (mass assignment). Then
     /// refuses values that the column cannot hold, addresses with control characters, and passwords that are too short.
     pub fn from_body(body: Map<String, Value>) -> Result<UserChanges, Error> {
-        UserChanges::read(body, false)
+        UserChanges::parse(body, false)
     }
 
-    /// Reads a body as [`UserChanges::from_body`] does. With `allows_controls`, the address may have control
-    /// characters, as an address that SQL has stored.
-    pub fn read(mut body: Map<String, Value>, allows_controls: bool) -> Result<UserChanges, Error> {
+    /// Parses a body as [`UserChanges::from_body`] does. If `allows_controls` is set, accepts control characters in the
+    /// address, because an address that SQL has stored may have them.
+    pub fn parse(mut body: Map<String, Value>, allows_controls: bool) -> Result<UserChanges, Error> {
         let mut violations = Vec::new();
-        // Takes a field out of the body, and notes the violation of its rule. Returns `None` if the body lacks the
-        // field.
+        // Takes a field out of the body, and adds a violation if the field breaks its rule. Returns `None` if the body
+        // lacks the field.
         let mut take = |field: &str, rule: Rule| {
-            let checked = rule.check(field, body.remove(field)?);
+            let checked = rule.validate(field, body.remove(field)?);
             checked.map_err(|violation| violations.push(violation)).ok()
         };
-        // An address may not have control characters: a line break would end a header field of a mail.
+        // An address may not have control characters, because a line break in an address would end a header field of a
+        // mail.
         let email = Rule { max_chars: MAX_EMAIL_CHARS, allows_controls, ..TEXT };
         let password = Rule { min_chars: MIN_PASSWORD_CHARS, allows_null: true, ..TEXT };
         let changes = UserChanges {
@@ -159,8 +161,8 @@ struct Rule {
 const TEXT: Rule = Rule { min_chars: 0, max_chars: usize::MAX, allows_null: false, allows_controls: true };
 
 impl Rule {
-    /// Returns the text that a value is; `None` for null. Fails if the value violates the rule.
-    fn check(&self, field: &str, value: Value) -> Result<Option<String>, Violation> {
+    /// Returns the text of a value, or `None` for null. Fails if the value violates the rule.
+    fn validate(&self, field: &str, value: Value) -> Result<Option<String>, Violation> {
         let violation = |keyword: &str, message: String| {
             Err(Violation { path: format!("/{field}"), keyword: keyword.to_owned(), message })
         };
@@ -201,7 +203,7 @@ mod tests {
             ("n".to_owned(), "e".to_owned(), Relation::unloaded("credential", None));
         let user = User { id: 1, name, email, created_at: time, updated_at: time, version: 1, credential };
         let mut rest = serde_json::to_string(&user).unwrap();
-        for name in FIELDS {
+        for name in USER_FIELDS {
             let (before, after) = rest.split_once(&format!("\"{name}\":\"")).unwrap();
             assert_eq!(before.matches(':').count(), 0, "{rest}");
             rest = after.split_once('"').unwrap().1.to_owned();

@@ -22,19 +22,19 @@ fn users(service: &Service, count: usize) {
 
 /// The condition of the state that a user has now.
 fn current(service: &Service, id: i64) -> Condition {
-    let user = operations(service.server.app()).find_many(&[id]).expect("an answer").remove(0);
+    let user = operations(service.server.app()).find_by_ids(&[id]).expect("an answer").remove(0);
     let revision = Revision { version: user.version, updated_at: user.updated_at };
-    Condition { only: Some(vec![revision]), ..Condition::default() }
+    Condition { if_match: Some(vec![revision]), ..Condition::default() }
 }
 
 fn stale(service: &Service, id: i64) -> Condition {
-    let Revision { version, updated_at } = current(service, id).only.expect("one state")[0];
-    Condition { only: Some(vec![Revision { version: version + 1, updated_at }]), ..Condition::default() }
+    let Revision { version, updated_at } = current(service, id).if_match.expect("one state")[0];
+    Condition { if_match: Some(vec![Revision { version: version + 1, updated_at }]), ..Condition::default() }
 }
 
 /// A condition that no state fulfils.
 fn none() -> Condition {
-    Condition { only: Some(Vec::new()), ..Condition::default() }
+    Condition { if_match: Some(Vec::new()), ..Condition::default() }
 }
 
 /// The users that are as they were created and that a transaction has locked or tried to change: their rows have its number.
@@ -269,8 +269,8 @@ fn without_commands_there_is_no_statement() {
     Database::empty().run(&format!("alter database {name} allow_connections false"));
     Database::empty()
         .run(&format!("select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}'"));
-    eventually(LONG, "the database is gone", || users.find_many(&[1]).is_err());
-    assert!(users.find_many(&[]).unwrap().is_empty() && users.find_by_email(&[]).unwrap().is_empty());
+    eventually(LONG, "the database is gone", || users.find_by_ids(&[1]).is_err());
+    assert!(users.find_by_ids(&[]).unwrap().is_empty() && users.find_by_email(&[]).unwrap().is_empty());
     assert!(users.find_pages(&[]).unwrap().is_empty() && users.find_after(&[]).unwrap().is_empty());
     assert!(users.execute(Vec::new()).is_empty());
 }

@@ -8,7 +8,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use userd::{Config, Server, internals::PAGES};
+use userd::{Config, Server, internals::FIND_PAGES};
 
 /// One change of a random kind. Errors of its own making (equal addresses, deadlocks) undo it, as they may.
 fn change(client: &mut Client, dice: &mut Dice) -> Result<(), postgres::Error> {
@@ -106,7 +106,7 @@ fn compare(client: &mut Client, dice: &mut Dice) {
     let positions = [0, dice.roll(total.max(1) as u64) as i64, (total - 3).max(0), total, i64::MAX];
     let (limits, from_end) = ([15_i64; 5], [false; 5]);
     let asked: [&(dyn ToSql + Sync); 3] = [&positions.as_slice(), &limits.as_slice(), &from_end.as_slice()];
-    let rows = snapshot.query(PAGES, &asked).expect("pages");
+    let rows = snapshot.query(FIND_PAGES, &asked).expect("pages");
     for (ordinal, position) in (1_i64..).zip(positions) {
         let page = rows.iter().filter(|row| row.get::<_, i64>("position") == ordinal);
         let (totals, ids): (Vec<i64>, Vec<Option<i64>>) =

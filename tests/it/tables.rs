@@ -61,7 +61,7 @@ fn a_check_finds_a_sequence_behind_the_ids() {
 fn the_columns_are_the_fields_of_a_user() {
     let service = Service::start();
     service.database.run("insert into users (name, email, version) values ('ada', 'ada@example.com', 7)");
-    let ada = operations(service.server.app()).find_many(&[1]).unwrap().remove(0);
+    let ada = operations(service.server.app()).find_by_ids(&[1]).unwrap().remove(0);
     let User { id, name, email, created_at, updated_at, version, .. } = ada;
     assert_eq!((id, &*name, &*email, version), (1, "ada", "ada@example.com", 7));
     assert_eq!(created_at, updated_at);

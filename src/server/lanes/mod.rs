@@ -38,7 +38,7 @@ const STUCK_BATCH_TIME: Duration = Duration::from_millis(5);
 
 /// The most users that the lists in flight may have when another list starts. The lists in flight have at most one page
 /// more than this, so the memory of their rows has a bound.
-const MAX_LISTED_USERS: usize = page::MAX_USERS as usize;
+const MAX_LISTED_USERS: usize = page::DEFAULT_MAX_PER_PAGE as usize;
 
 /// The longest time that a password may wait for the threads that hash.
 const MAX_HASH_WAIT: Duration = Duration::from_secs(2);

@@ -111,7 +111,7 @@ pub fn hash(clear: &str) -> String {
     Hasher::new(Params::new(8, 1, 1, None).expect("they are allowed"))
         .hash(&clear.into())
         .expect("a hash")
-        .as_phc()
+        .as_text()
         .to_owned()
 }
 

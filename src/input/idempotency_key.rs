@@ -1,17 +1,16 @@
-//! The field `Idempotency-Key`.
+//! Parses the header field `Idempotency-Key`.
 
 use crate::error::Error;
 use crate::http::Request;
 use crate::users::idempotency::KeyDigest;
 
-/// The most characters of a key.
+/// The most characters of an idempotency key.
 const MAX_KEY_CHARS: usize = 255;
 
-/// Parses the `Idempotency-Key` of a request: 1 to 255 visible ASCII characters, or these as a structured string
-/// without escapes. `None` if the request has no key; [`Error::BadRequest`] if it is malformed or there are several.
-pub fn idempotency_key(request: &Request) -> Result<Option<KeyDigest>, Error> {
-    const MALFORMED_KEY: Error =
-        Error::BadRequest("Idempotency-Key holds not just 1 to 255 visible ASCII characters");
+/// Parses the `Idempotency-Key` of a request: 1 to 255 visible ASCII characters, plain or in double quotes (a
+/// structured string without escapes). Returns `None` if the request has no key. Fails with [`Error::BadRequest`] if
+/// the key is malformed or there are several keys.
+pub fn parse_idempotency_key(request: &Request) -> Result<Option<KeyDigest>, Error> {
     let mut fields = request.header_values("idempotency-key");
     let Some(value) = fields.next() else { return Ok(None) };
     let value = value.trim_matches([' ', '\t']);
@@ -24,7 +23,7 @@ pub fn idempotency_key(request: &Request) -> Result<Option<KeyDigest>, Error> {
     };
     match text.filter(is_key) {
         Some(text) if fields.next().is_none() => Ok(Some(KeyDigest::new(text))),
-        _ => Err(MALFORMED_KEY),
+        _ => Err(Error::BadRequest("Idempotency-Key holds not just 1 to 255 visible ASCII characters")),
     }
 }
 
@@ -36,7 +35,7 @@ mod tests {
     fn keys() {
         let parse = |values: &[&str]| {
             let request = Request::get("/users");
-            idempotency_key(
+            parse_idempotency_key(
                 &values.iter().fold(request, |request, value| request.with("idempotency-KEY", *value)),
             )
         };
