@@ -16,9 +16,10 @@ pub struct ClaimedRequest {
     pub id: RequestId,
     /// The CORS header fields of the answer, for a browser that shows a page of another origin.
     pub cors: Cors,
-    /// The time until which the worker may answer. At this time the frontend answers 503.
+    /// The time until which the worker may answer. Then the frontend answers 503 instead.
     pub deadline: Instant,
-    /// The bytes of the request, as the memory budget counts them; `None` if the request is too small to be counted.
+    /// The reservation in the memory budget for the bytes of the request; `None` if the request is too small to be
+    /// counted.
     pub memory: Option<Reservation>,
 }
 

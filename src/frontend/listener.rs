@@ -179,7 +179,7 @@ fn bind_each(addresses: &[SocketAddr]) -> Result<Vec<Socket>, StartError> {
         address.set_port(first.map_or(address.port(), |first| first.port()));
         match bind_tcp(address) {
             Ok(socket) => sockets.push(socket),
-            Err(error) if lacks_address(&error) => missing = Some((address, error)),
+            Err(error) if is_address_missing(&error) => missing = Some((address, error)),
             Err(error) => return Err(StartError::Listen(address.to_string(), error)),
         }
     }
@@ -189,7 +189,7 @@ fn bind_each(addresses: &[SocketAddr]) -> Result<Vec<Socket>, StartError> {
 
 /// Returns true if `error`, from binding an address, says that this machine lacks the address, or all addresses of its
 /// kind, such as IPv6.
-fn lacks_address(error: &io::Error) -> bool {
+fn is_address_missing(error: &io::Error) -> bool {
     error.kind() == ErrorKind::AddrNotAvailable || error.raw_os_error() == Some(EAFNOSUPPORT)
 }
 

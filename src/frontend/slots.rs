@@ -101,7 +101,7 @@ impl Slots {
     /// slot in turn.
     pub fn count_connections(&self) -> (impl Iterator<Item = (&'static str, usize)>, usize) {
         let mut counts = [0; STATE_LABELS.len()];
-        let labels = self.map_connections(|_, connection| Some(connection.label_index()));
+        let labels = self.map_connections(|_, connection| Some(connection.state_label_index()));
         labels.into_iter().for_each(|label| counts[label] += 1);
         (STATE_LABELS.into_iter().zip(counts), self.limits.max_connections)
     }
@@ -145,7 +145,8 @@ impl Slots {
         Some(self.entries.get(index as usize)?.lock())
     }
 
-    /// Calls `look` with each connection and its index, and collects the results. Locks one slot at a time.
+    /// Calls `look` with each connection and its index, and collects the results that are not `None`. Locks one slot at
+    /// a time.
     pub(super) fn map_connections<T>(&self, mut look: impl FnMut(u32, &Connection) -> Option<T>) -> Vec<T> {
         let entries = (0..).zip(&self.entries);
         entries.filter_map(|(index, entry)| look(index, entry.lock().connection.as_deref()?)).collect()

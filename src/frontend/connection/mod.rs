@@ -29,7 +29,7 @@ const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 /// Then the next connection has its turn.
 const MAX_STEPS_PER_ITERATION: usize = 8;
 
-/// The size in bytes up to which the memory budget does not count a request, a buffer or an answer. Most are smaller.
+/// Requests, buffers and answers of up to so many bytes are not counted in the memory budget. Most have fewer bytes.
 const MAX_BYTES_OUTSIDE_BUDGET: usize = 1 << 10;
 
 /// Returns how many bytes the memory budget counts for a request, a buffer or an answer of this size.
@@ -37,7 +37,7 @@ fn counted_bytes(bytes: usize) -> usize {
     if bytes > MAX_BYTES_OUTSIDE_BUDGET { bytes } else { 0 }
 }
 
-/// The parts of the event loop that its connections use: the time, limits, the read buffer, and others.
+/// The parts of the event loop that its connections use, such as the time, the limits and the read buffer.
 pub struct LoopContext {
     /// The time at which this iteration of the event loop began.
     pub now: Instant,
@@ -55,8 +55,8 @@ pub struct LoopContext {
     pub stop_deadline: Option<Instant>,
 }
 
-/// A permit to be open. Each open connection holds a clone of one `Permit`, so that its reference count tells the event
-/// loop how many connections are open.
+/// A token by which an open connection is counted. Each holds a clone of one `Permit`, whose reference count tells the
+/// event loop how many connections are open.
 pub type Permit = Arc<()>;
 
 /// The action that a connection asks of the event loop, when the event loop has called the connection.
@@ -81,7 +81,7 @@ pub struct Connection {
     peer: Peer,
     /// The client that this connection and its memory are counted for: the peer, or, until a request is answered, the
     /// client that a trusted proxy names in its head.
-    pub client: Peer,
+    pub counted_client: Peer,
     /// The number of the current request among all requests of this slot. An answer with another number comes too late,
     /// and is dropped.
     generation: u64,
@@ -97,8 +97,8 @@ pub struct Connection {
     /// The permit by which the connection is counted as open. `None` for a surplus connection: it gets a 503, and does
     /// not count towards `max_connections`.
     pub permit: Option<Permit>,
-    /// The bytes that the memory budget counts for this connection: bytes that are not parsed yet, the request until a
-    /// worker claims it, and then the part of the answer that the socket has not taken.
+    /// The reservation in the memory budget: for bytes that are not parsed yet, for the request until a worker claims
+    /// it, and then for an answer that the socket has not taken completely.
     pub memory: Reservation,
     state: State,
 }
@@ -115,7 +115,7 @@ impl Connection {
         Connection {
             stream,
             peer,
-            client: peer,
+            counted_client: peer,
             generation,
             may_have_input: false,
             client_ended_sending: false,
@@ -188,9 +188,9 @@ impl Connection {
         Action::Requeue
     }
 
-    /// Ends a request, an answer or an idle connection, because connections or memory run out (`why`), or because the
-    /// deadline of the connection has passed (`None`). With `why`, does nothing if a worker executes the request by
-    /// now; without, does nothing if the deadline has moved.
+    /// Ends a request, an answer or an idle connection early: with `why`, because connections or memory run out; with
+    /// `None`, because the deadline has passed. Does nothing if a worker executes the request by now (with `why`), or
+    /// if the deadline has moved (with `None`).
     pub fn end_early(&mut self, why: Option<BusyReason>, index: u32, context: &mut LoopContext) -> Action {
         let may_end = match why {
             Some(_) => self.close_cause().is_some(),
@@ -202,7 +202,7 @@ impl Connection {
             State::Arriving { .. } => why.map_or(Error::RequestTimeout, Error::Busy),
             State::Working { .. } => Error::Busy(why.unwrap_or(BusyReason::NotAnsweredInTime)),
             State::Writing { answer, .. } => {
-                answer.log_cut_off(self.client, why);
+                answer.log_cut_off(self.counted_client, why);
                 return Action::Close;
             }
             State::Closing | State::Lingering { .. } => return Action::Close,
@@ -298,7 +298,7 @@ impl Connection {
         }
         if framing.is_in_body() != was_in_body {
             began = None;
-            self.client = self.peer.client_of_request(framing.forwarded_client());
+            self.counted_client = self.peer.client_of_request(framing.forwarded_client());
         }
         // Counts the whole body before its bytes arrive. Otherwise many bodies could begin to arrive that together need
         // more memory than there is.
@@ -311,7 +311,7 @@ impl Connection {
     }
 
     /// Sends 100 (Continue), for which the client waits before it sends the body. Closes the connection if the socket
-    /// does not take these few bytes: the client then does not read earlier answers.
+    /// does not take these few bytes, because the client then does not read.
     fn send_continue(&mut self) -> Option<Action> {
         if let State::Arriving { awaits_continue, .. } = &mut self.state {
             *awaits_continue = false;
@@ -337,8 +337,8 @@ impl Connection {
             input = Vec::new();
         }
         self.memory.resize(counted_bytes(input.len()) + counted_bytes(request.memory()));
-        self.client = self.peer.client_of_request(request.peer);
-        request.peer = self.client.address;
+        self.counted_client = self.peer.client_of_request(request.peer);
+        request.peer = self.counted_client.address;
         let id = for_answer.id.take().unwrap_or_else(RequestId::new);
         let answer = (context.resources.answer_without_worker)(&request, &id);
         let (since, stage) = (context.now, Stage::Unclaimed(request));

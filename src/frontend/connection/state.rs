@@ -37,7 +37,7 @@ pub(super) enum State {
     Lingering { until: Instant },
 }
 
-/// The label of each state in the metric `userd_http_connections`, in the order of [`Connection::label_index`].
+/// The label of each state in the metric `userd_http_connections`, in the order of [`Connection::state_label_index`].
 pub const STATE_LABELS: [&str; 5] = ["idle", "reading", "working", "writing", "closing"];
 
 /// How far the workers have come with a complete request.
@@ -52,7 +52,7 @@ pub(super) enum Stage {
 
 impl Connection {
     /// Returns the index of the label of the connection's state in [`STATE_LABELS`].
-    pub fn label_index(&self) -> usize {
+    pub fn state_label_index(&self) -> usize {
         match &self.state {
             State::Idle { .. } => 0,
             State::Arriving { .. } => 1,
@@ -84,7 +84,7 @@ impl Connection {
     /// Returns why this connection may be closed for another one, and since when that is so; `None` if the connection
     /// may not be closed.
     pub fn close_cause(&self) -> Option<(CloseCause, Instant)> {
-        if self.permit.is_none() || self.client.is_trusted_proxy {
+        if self.permit.is_none() || self.counted_client.is_trusted_proxy {
             return None;
         }
         match &self.state {
@@ -96,8 +96,8 @@ impl Connection {
         }
     }
 
-    /// Returns the time at which the event loop ends the state that the connection is in; `None` if the connection is
-    /// about to be closed anyway.
+    /// Returns the time at which the event loop ends the request or the connection, if the connection is still in this
+    /// state; `None` if the connection is about to be closed anyway.
     pub fn deadline(&self, limits: &Limits) -> Option<Instant> {
         let (since, time) = match &self.state {
             State::Idle { since, .. } => (since, limits.idle_timeout),

@@ -176,7 +176,7 @@ impl Connection {
     /// Enters the state that follows a sent answer: idle or closing.
     fn finish_answer(&mut self, answer: UnsentAnswer, now: Instant) {
         self.memory.resize(counted_bytes(answer.next_input.as_ref().map_or(0, Vec::len)));
-        self.client = self.peer;
+        self.counted_client = self.peer;
         self.state = match answer.next_input {
             Some(input) => State::Idle { since: now, input },
             None => State::Closing,

@@ -7,7 +7,7 @@
 //! with unread bytes resets the connection before the client has read the answer. Such *surplus* connections do not
 //! count towards `max_connections`. If no slot is free, the oldest surplus connection is closed.
 
-use super::{EventLoop, MIN_SWEEP_PAUSE, register};
+use super::{EventLoop, MIN_SWEEP_PAUSE, register_readable};
 use crate::frontend::{
     connection::{Action, Connection, Permit},
     peers::{CloseCause, Peer, may_displace},
@@ -26,8 +26,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long a client may send and take no byte before its incomplete request or its answer may be dropped to free
 /// memory. Distant clients need up to half a second to acknowledge bytes, and a client may pause.
 const MIN_STALL_TIME: Duration = Duration::from_secs(1);
-/// A worker that waits for memory gets this part of the budget freed: the limit divided by `FREED_DIVISOR`.
-const FREED_DIVISOR: usize = 8;
+/// A worker that waits for memory gets this part of the budget freed: the limit divided by `FREED_BUDGET_DIVISOR`.
+const FREED_BUDGET_DIVISOR: usize = 8;
 /// How often the event loop picks a connection to be closed before it gives up. A picked connection stays open if a
 /// worker answers its request at that moment.
 const MAX_CLOSE_TRIES: usize = 8;
@@ -78,14 +78,14 @@ impl EventLoop {
             self.close_surplus();
         }
         let index = self.free_slots.pop().expect("there is a slot for each");
-        if let Err(error) = register(&self.context.poll, &stream, Token(index as usize)) {
+        if let Err(error) = register_readable(&self.context.poll, &stream, Token(index as usize)) {
             self.free_slots.push(index);
             let detail = format_args!(": {error}");
             return self.context.warnings.warn("a connection cannot be watched", detail, None);
         }
-        self.accepted_count += 1;
+        self.accepted_connections += 1;
         self.sweep_at.get_or_insert(now + MIN_SWEEP_PAUSE);
-        let (permit, generation) = (self.permit.clone(), self.accepted_count << 32);
+        let (permit, generation) = (self.permit.clone(), self.accepted_connections << 32);
         let connection = Connection::new(stream, peer, generation, permit, &self.context);
         self.slots.lock(index).expect("there is a slot for each").connection = Some(Box::new(connection));
         if full {
@@ -121,7 +121,7 @@ impl EventLoop {
     fn pick_to_close(&self, why: BusyReason, newcomer: Option<Peer>) -> Option<u32> {
         let mut held: HashMap<PeerKey, usize> = HashMap::new();
         let expendable = self.slots.map_connections(|index, connection| {
-            let key = connection.client.counting_key()?;
+            let key = connection.counted_client.counting_key()?;
             let units = if why == BusyReason::NoMemory { connection.memory.bytes() } else { 1 };
             if connection.permit.is_some() {
                 *held.entry(key).or_default() += units;
@@ -170,7 +170,7 @@ impl EventLoop {
     /// that may be closed.
     pub(super) fn free_memory_for_worker(&mut self) {
         let budget = self.slots.budget.clone();
-        let enough = budget.held_bytes().saturating_sub(budget.limit / FREED_DIVISOR);
+        let enough = budget.held_bytes().saturating_sub(budget.limit / FREED_BUDGET_DIVISOR);
         while budget.held_bytes() > enough && self.close_another(BusyReason::NoMemory, None) {}
     }
 
@@ -231,7 +231,7 @@ mod tests {
             }
             let claimed = frontend.slots.claim(if is_claimed { "/0," } else { "" }).next();
             let _others = budget.count(128 << 10);
-            let counted_client = frontend.slots.lock(0).unwrap().connection.as_ref().unwrap().client;
+            let counted_client = frontend.slots.lock(0).unwrap().connection.as_ref().unwrap().counted_client;
             frontend.enforce_memory_limit(0, counted_client);
             if let Some(claimed) = claimed {
                 assert_eq!(claimed.request.body, body);

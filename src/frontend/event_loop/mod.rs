@@ -52,7 +52,7 @@ pub struct EventLoop {
     permit: Permit,
     /// The number of connections that were accepted since the start. It is the upper half of the numbers (`generation`)
     /// that a connection gives its requests, so that no two requests of a slot have the same number.
-    accepted_count: u64,
+    accepted_connections: u64,
     /// Slots without a connection. The next connection gets the last slot of this list.
     free_slots: Vec<u32>,
     /// Slots of connections that asked to be called again in the next iteration.
@@ -86,9 +86,9 @@ impl EventLoop {
         // slot.
         ticket_stream.set_nonblocking(false)?;
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC)?;
-        listener.sockets.iter().try_for_each(|socket| register(&poll, socket, LISTENER))?;
-        register(&poll, &ticket_stream, TICKET_STREAM)?;
-        register(&poll, &timer.as_fd(), TIMER)?;
+        listener.sockets.iter().try_for_each(|socket| register_readable(&poll, socket, LISTENER))?;
+        register_readable(&poll, &ticket_stream, TICKET_STREAM)?;
+        register_readable(&poll, &timer.as_fd(), TIMER)?;
         Ok(EventLoop {
             context: LoopContext {
                 now: Instant::now(),
@@ -103,7 +103,7 @@ impl EventLoop {
             ticket_stream,
             slots_without_ticket: Vec::new(),
             permit: Permit::default(),
-            accepted_count: 0,
+            accepted_connections: 0,
             free_slots: (0..slots.len() as u32).rev().collect(),
             slots,
             requeued_slots: Vec::new(),
@@ -222,7 +222,7 @@ impl EventLoop {
             Action::WakeWorker if mem::replace(has_pending_ticket, true) => {}
             Action::WakeWorker => self.slots_without_ticket.push(slot),
             Action::FreeMemory => {
-                let client = connection.client;
+                let client = connection.counted_client;
                 drop(entry);
                 self.enforce_memory_limit(slot, client);
                 self.advance_connection(slot);
@@ -322,7 +322,7 @@ impl EventLoop {
     }
 }
 
-fn register(poll: &Poll, file: &impl AsRawFd, token: Token) -> io::Result<()> {
+fn register_readable(poll: &Poll, file: &impl AsRawFd, token: Token) -> io::Result<()> {
     poll.registry().register(&mut SourceFd(&file.as_raw_fd()), token, Interest::READABLE)
 }
 

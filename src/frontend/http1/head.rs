@@ -86,9 +86,9 @@ fn single_field_value<'a>(
 }
 
 /// Returns true if a `Connection` header field has this option, such as `close`.
-fn has_option(fields: &[Header], option: &[u8]) -> bool {
+fn has_option(fields: &[Header], connection_option: &[u8]) -> bool {
     let mut options = field_values(fields, "connection").flat_map(|list| list.split(|&b| b == b','));
-    options.any(|given| given.trim_ascii().eq_ignore_ascii_case(option))
+    options.any(|given| given.trim_ascii().eq_ignore_ascii_case(connection_option))
 }
 
 /// Makes the request of a head, without its body. If the target is in absolute form, its authority replaces the Host
@@ -122,7 +122,7 @@ pub fn parse_fields<'a>(head: &'a [u8], fields: &'a mut [Header<'a>]) -> Result<
     }
 }
 
-/// The parts of a head that its answer and its log line need, even if the request is refused.
+/// The parts of a head that the answer and its log line need, even if the request is refused.
 #[derive(Default)]
 pub struct AnswerInfo {
     /// The request id that the client has sent in `X-Request-Id`, if the service accepts it.

@@ -21,7 +21,7 @@ pub enum Progress {
     Incomplete,
     /// The head is complete, and the client waits for 100 (Continue) before it sends the body.
     AwaitsContinue,
-    /// A complete request, whose bytes are all used.
+    /// The request is complete.
     Complete(FramedRequest),
 }
 

@@ -23,7 +23,7 @@ pub struct Framing {
     line_start: usize,
     request_line: Option<RequestLine>,
     empty_lines: u8,
-    arriving: Option<Box<ArrivingRequest>>,
+    arriving_request: Option<Box<ArrivingRequest>>,
     /// The parts of the head that the answer and its log line need, as far as they have arrived.
     pub for_answer: AnswerInfo,
 }
@@ -32,7 +32,7 @@ impl Framing {
     /// Parses further bytes of the connection. `bytes` begins with the bytes that no earlier call has used, and `used`
     /// grows by the number that this call uses. After a complete or refused request, the caller makes a new `Framing`.
     pub fn parse_more(&mut self, bytes: &[u8], used: &mut usize, limits: &Limits) -> Result<Progress, Error> {
-        if let Some(body) = self.arriving.take() {
+        if let Some(body) = self.arriving_request.take() {
             return self.parse_body(*body, bytes, used, limits);
         }
         let empty = bytes.iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
@@ -62,7 +62,7 @@ impl Framing {
         }
         let body = ArrivingRequest::new(framed_request, body_length.map(|length| length as usize));
         if expects_continue && bytes.len() == *used {
-            self.arriving = Some(Box::new(body));
+            self.arriving_request = Some(Box::new(body));
             return Ok(Progress::AwaitsContinue);
         }
         self.parse_body(body, bytes, used, limits)
@@ -79,23 +79,23 @@ impl Framing {
         if body.parse_more(bytes, used, limits)? {
             return Ok(Progress::Complete(body.framed_request));
         }
-        self.arriving = Some(Box::new(body));
+        self.arriving_request = Some(Box::new(body));
         Ok(Progress::Incomplete)
     }
 
     /// Returns the most bytes that the arriving request can have; `None` until its head is complete.
     pub fn max_bytes(&self, limits: &Limits) -> Option<usize> {
-        self.arriving.as_ref().map(|body| body.max_bytes(limits))
+        self.arriving_request.as_ref().map(|body| body.max_bytes(limits))
     }
 
     /// Returns the client that `X-Forwarded-For` names; `None` until the head is complete.
     pub fn forwarded_client(&self) -> Option<IpAddr> {
-        self.arriving.as_ref().and(self.for_answer.client)
+        self.arriving_request.as_ref().and(self.for_answer.client)
     }
 
     /// Returns true if the head is complete and the body is arriving.
     pub fn is_in_body(&self) -> bool {
-        self.arriving.is_some()
+        self.arriving_request.is_some()
     }
 
     /// Looks for the end of the head. Returns the request line and the length of the head in bytes, or `None` until the
