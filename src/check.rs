@@ -131,7 +131,7 @@ fn check_all(config: &Config, options: Options, findings: &mut Vec<Finding>) -> 
     let client = &mut hosts.connect_with_retries()?;
     // Limits how long the check waits for a lock. Leaves the limit out if a pooler lends the session, because the
     // session would keep the limit when the pooler lends it to another client.
-    if hosts.pooling().allows_set() {
+    if hosts.pooling().allows_set_command() {
         client.batch_execute("set lock_timeout = '2s'")?;
     }
     let row = client.query_typed_one(READ_VERSION_AND_ENCODING, &[])?;

@@ -160,9 +160,9 @@ pub struct StagedUser {
 /// the first of them.
 pub struct Duplicates {
     /// The number of lines that were skipped, because a stored user has their address.
-    pub skipped: u64,
+    pub skipped_count: u64,
     /// The number of lines that were refused, because a stored user or an earlier line has their address or id.
-    pub refused: u64,
+    pub refused_count: u64,
     /// The refused lines with the lowest numbers.
     pub first_refused: Vec<Duplicate>,
 }
@@ -201,11 +201,11 @@ pub fn stage_users(import: &mut Transaction, users: &[StagedUser]) -> Result<(),
 pub fn deduplicate(import: &mut Transaction, skip_existing: bool, limit: i64) -> Result<Duplicates, Error> {
     // Collects statistics for the query planner, because the server does not analyze temporary tables by itself.
     import.batch_execute("analyze pg_temp.userd_import")?;
-    let skipped = if skip_existing { import.execute_typed(SKIP_EXISTING_USERS, &[])? } else { 0 };
+    let skipped_count = if skip_existing { import.execute_typed(SKIP_EXISTING_USERS, &[])? } else { 0 };
     let rows = import.query_typed(REMOVE_DUPLICATES, &[(&limit, Type::INT8)])?;
-    let refused = rows.first().map_or(0, |row| row.get::<_, i64>(3).unsigned_abs());
+    let refused_count = rows.first().map_or(0, |row| row.get::<_, i64>(3).unsigned_abs());
     let line = |row: &Row| Duplicate { line: row.get(0), earlier_line: row.get(1), repeats_id: row.get(2) };
-    Ok(Duplicates { skipped, refused, first_refused: rows.iter().map(line).collect() })
+    Ok(Duplicates { skipped_count, refused_count, first_refused: rows.iter().map(line).collect() })
 }
 
 /// Stores the staged users and their hashes, with the ids of the file if `keep_ids` is set. Returns the number of stored users.

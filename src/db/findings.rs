@@ -124,7 +124,7 @@ pub fn get_findings(hosts: &DbHosts, client: &mut Client, are_ours: bool) -> Res
     add_findings(&mut findings, Severity::Note, "database", line);
     // Compares the settings only if the tables are userd's. Otherwise a line would advise the operator to set the
     // search_path to the schema in use, which may be the wrong one.
-    if !hosts.pooling().allows_prepared() && are_ours {
+    if !hosts.pooling().allows_prepared_statements() && are_ours {
         let lacking = settings::find_wrong_settings(client, hosts.statement_timeout())?;
         add_findings(&mut findings, Severity::Problem, "settings", lacking);
     }

@@ -103,7 +103,8 @@ impl Migrations {
         self.0.iter().map(migration_key).collect()
     }
 
-    /// Returns a number that differs if the text of any migration differs.
+    /// Returns a number that differs if the text of any migration differs. It is part of the name of the database that
+    /// tests clone.
     #[cfg(any(test, feature = "testing"))]
     pub fn fingerprint(&self) -> u64 {
         self.0.iter().fold(0, |digest: u64, migration| digest.rotate_left(1) ^ migration.checksum())

@@ -53,8 +53,8 @@ impl Pool {
         let threads = ScheduledThreadPool::builder()
             .num_threads(1)
             .thread_name_pattern("pool-{}")
-            // Discards r2d2's next look for idle connections when the pool is dropped, because the thread would live
-            // until this look, for up to 30 s.
+            // Discards r2d2's next check of idle connections when the pool is dropped, because the thread would live
+            // until this check, for up to 30 s.
             .on_drop_behavior(OnPoolDropBehavior::DiscardPendingScheduled)
             .build();
         let r2d2_pool = r2d2::Pool::builder()

@@ -9,7 +9,7 @@ use super::connect::{ConnectError, DbHosts};
 use super::explain;
 use super::migrate::Migrations;
 use super::session::Session;
-use super::sqlstate::{has_too_many_connections, lacks_table};
+use super::sqlstate::{lacks_free_connection, lacks_table};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -49,7 +49,7 @@ pub struct Prober {
 /// The results of the probes of a database.
 struct ProbeState {
     /// The last answer of the database to a probe.
-    answer: Answer,
+    answer: DbAnswer,
     /// True if the log says that the database does not answer, and no answer has come since.
     is_silent: bool,
     /// The error of the last probe. The text is empty if the probe has succeeded.
@@ -62,9 +62,9 @@ struct ProbeState {
 
 /// The answer of the database to a probe. The default is the answer of a database that is ready.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-struct Answer {
+struct DbAnswer {
     /// True if a table is missing, or the migrations are not those that the service needs.
-    is_wrong_schema: bool,
+    has_wrong_schema: bool,
     /// True if the database takes no changes.
     is_read_only: bool,
 }
@@ -83,7 +83,7 @@ impl Prober {
     /// Starts the thread. Until [`Prober::readiness`] is called first, it only removes expired idempotency keys.
     /// `migrations` are the migrations that the database has to have. Fails if the system refuses a thread.
     pub fn start(hosts: Arc<DbHosts>, migrations: Migrations) -> io::Result<Prober> {
-        let (answer, last_answer_at, failure) = (Answer::default(), Instant::now(), String::new());
+        let (answer, last_answer_at, failure) = (DbAnswer::default(), Instant::now(), String::new());
         let state = ProbeState { answer, is_silent: false, failure, first_check_at: None, last_answer_at };
         let state = Arc::new(Mutex::new(state));
         let (waker, woken) = channel();
@@ -99,7 +99,7 @@ impl Prober {
                 }
                 let result = probe(&probed, &migrations, &mut session);
                 let is_due = Instant::now() >= due;
-                is_more = is_due && result == Ok(Answer::default()) && remove_expired(&mut session);
+                is_more = is_due && result == Ok(DbAnswer::default()) && remove_expired(&mut session);
                 if is_due && !is_more {
                     due = Instant::now() + CLEANUP_PAUSE;
                 }
@@ -116,7 +116,8 @@ impl Prober {
         let now = Instant::now();
         let mut state = self.probe_state.lock();
         if state.first_check_at.is_none() {
-            // Ignores an error, because the channel is closed only if the thread has ended.
+            // Ignores the error that the thread has ended, because without probes the service becomes unready by
+            // itself.
             let _ = self.waker.send(());
         }
         let asked = *state.first_check_at.get_or_insert(now);
@@ -127,7 +128,7 @@ impl Prober {
             // Ends the epoch, so that no request takes an idle session of the server that does not answer.
             self.hosts.epoch.end(self.hosts.epoch.current());
         }
-        let other_schema = state.answer.is_wrong_schema.then_some(UNEXPECTED_SCHEMA);
+        let other_schema = state.answer.has_wrong_schema.then_some(UNEXPECTED_SCHEMA);
         let problem = if state.is_silent { Some("the database does not answer") } else { other_schema };
         let age = now.saturating_duration_since(state.last_answer_at);
         Readiness { problem, is_read_only: state.answer.is_read_only, age }
@@ -136,16 +137,16 @@ impl Prober {
 
 impl ProbeState {
     /// Records the result of a probe, and logs when the service becomes ready or unready.
-    fn record(&mut self, result: Result<Answer, String>) {
+    fn record(&mut self, result: Result<DbAnswer, String>) {
         match result {
             Ok(answer) => {
-                let was_other = mem::replace(&mut self.answer, answer).is_wrong_schema;
+                let was_other = mem::replace(&mut self.answer, answer).has_wrong_schema;
                 let was_silent = mem::take(&mut self.is_silent);
                 self.last_answer_at = Instant::now();
                 self.failure.clear();
-                if answer.is_wrong_schema && !was_other {
+                if answer.has_wrong_schema && !was_other {
                     log::warn!("unready: {UNEXPECTED_SCHEMA}: see `userd check`");
-                } else if !answer.is_wrong_schema && (was_other || was_silent) {
+                } else if !answer.has_wrong_schema && (was_other || was_silent) {
                     log::info!("ready again");
                 }
             }
@@ -156,14 +157,14 @@ impl ProbeState {
 
 /// Probes the database over `session`, or over a new session if there is none or it is of an earlier epoch. Leaves the
 /// session in `session` for the next probe. The error is one line.
-fn probe(hosts: &DbHosts, migrations: &Migrations, session: &mut Option<Session>) -> Result<Answer, String> {
+fn probe(hosts: &DbHosts, required: &Migrations, session: &mut Option<Session>) -> Result<DbAnswer, String> {
     let connect = || hosts.connect("set statement_timeout = 1000");
     let kept = session.take().filter(|session| session.epoch == hosts.epoch.current());
     let mut asked = match kept.map_or_else(connect, Ok) {
         Ok(session) => session,
         // Takes the database for ready if the server refuses a further session, because the sessions of requests are
         // open already.
-        Err(ConnectError::Refused(error)) if has_too_many_connections(&error) => return Ok(Answer::default()),
+        Err(ConnectError::Refused(error)) if lacks_free_connection(&error) => return Ok(DbAnswer::default()),
         Err(error) => return Err(error.to_string()),
     };
     let answer = match Migrations::read_history(&mut asked.connection) {
@@ -173,10 +174,10 @@ fn probe(hosts: &DbHosts, migrations: &Migrations, session: &mut Option<Session>
             if is_read_only && hosts.wants_primary() {
                 return Err("the server takes no changes".to_owned());
             }
-            let is_wrong_schema = lacks_table || !matches!(migrations.compare_history(&rows), Ok(None));
-            Answer { is_wrong_schema, is_read_only }
+            let has_wrong_schema = lacks_table || !matches!(required.compare_history(&rows), Ok(None));
+            DbAnswer { has_wrong_schema, is_read_only }
         }
-        Err(error) if lacks_table(&error) => Answer { is_wrong_schema: true, is_read_only: false },
+        Err(error) if lacks_table(&error) => DbAnswer { has_wrong_schema: true, is_read_only: false },
         Err(error) => return Err(explain(&error)),
     };
     *session = Some(asked);

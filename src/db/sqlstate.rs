@@ -185,7 +185,7 @@ fn io_error_kind(error: &postgres::Error) -> Option<io::ErrorKind> {
 }
 
 /// Returns whether the server has refused a connection because all of its connections are taken (SQLSTATE 53300).
-pub(super) fn has_too_many_connections(error: &postgres::Error) -> bool {
+pub(super) fn lacks_free_connection(error: &postgres::Error) -> bool {
     sqlstate(error) == "53300"
 }
 

@@ -142,16 +142,16 @@ pub fn import(
     }
     imported.unit = unit;
     let removed = bulk::deduplicate(&mut transaction, import.skip_existing, Imported::MAX_PROBLEMS as i64)?;
-    let Duplicates { skipped, refused, first_refused } = removed;
-    imported.existing = skipped;
-    imported.refused += refused - first_refused.len() as u64;
+    let Duplicates { skipped_count, refused_count, first_refused } = removed;
+    imported.existing = skipped_count;
+    imported.refused += refused_count - first_refused.len() as u64;
     for Duplicate { line, earlier_line, repeats_id } in first_refused {
         let field = if repeats_id { "/id" } else { "/email" };
         let user = earlier_line.map(|earlier| format!("{} {earlier}, too", imported.unit));
         let user = user.unwrap_or_else(|| "a user in the database".to_owned());
         imported.refuse(line, format!("{field} is that of {user}"));
     }
-    imported.users -= skipped + refused;
+    imported.users -= skipped_count + refused_count;
     if import.dry_run || (imported.refused > 0 && !import.skip_invalid) {
         return Ok(imported);
     }

@@ -43,7 +43,7 @@ pub struct DbHosts {
     /// has found this schema.
     set_search_path: OnceLock<String>,
     /// The connects that were given up, for each host of `target`.
-    unanswered: Vec<UnansweredConnects>,
+    unanswered_connects: Vec<UnansweredConnects>,
     /// The time of the last search for a server that takes changes.
     last_primary_check: Mutex<Option<Instant>>,
 }
@@ -67,7 +67,7 @@ impl DbHosts {
             password: Password::new(config, &target),
             pooling: Mutex::new(TransactionPooling::from_config(config)),
             set_search_path: OnceLock::new(),
-            unanswered: target.hosts.iter().map(|_| UnansweredConnects::default()).collect(),
+            unanswered_connects: target.hosts.iter().map(|_| UnansweredConnects::default()).collect(),
             last_primary_check: Mutex::default(),
             target,
         }))
@@ -84,7 +84,7 @@ impl DbHosts {
     pub(super) fn set_schema(&self, client: &mut Client, name: &str) -> Result<(), postgres::Error> {
         let statement = || format!("set search_path = \"{}\", pg_temp; ", name.replace('"', "\"\""));
         let statement = self.set_search_path.get_or_init(statement);
-        if self.pooling().allows_set() { client.batch_execute(statement) } else { Ok(()) }
+        if self.pooling().allows_set_command() { client.batch_execute(statement) } else { Ok(()) }
     }
 
     pub fn statement_timeout(&self) -> Duration {
@@ -98,7 +98,7 @@ impl DbHosts {
         // the earlier epoch, and is not used.
         let epoch = self.epoch.current();
         let connection = self.open_session(set_up_sql, None, Duration::MAX)?;
-        let prepared_statements = self.pooling().allows_prepared().then(Vec::new);
+        let prepared_statements = self.pooling().allows_prepared_statements().then(Vec::new);
         Ok(Session { connection, prepared_statements, epoch, last_answer_at: Instant::now() })
     }
 
@@ -124,8 +124,8 @@ impl DbHosts {
         max_time: Duration,
     ) -> Result<Client, ConnectError> {
         let (began, mut refusal) = (Instant::now(), ConnectError::Silent);
-        for (host, unanswered) in self.target.hosts.iter().zip(&self.unanswered) {
-            if unanswered.is_paused() {
+        for (host, unanswered_connects) in self.target.hosts.iter().zip(&self.unanswered_connects) {
+            if unanswered_connects.is_paused() {
                 refusal = ConnectError::Silent;
                 continue;
             }
@@ -135,10 +135,10 @@ impl DbHosts {
                 host.password(password);
             }
             let search_path = self.set_search_path.get().map_or("", String::as_str);
-            let allows_set = self.pooling().allows_set();
+            let allows_set = self.pooling().allows_set_command();
             let set_up_sql = if allows_set { format!("{search_path}{set_up_sql}") } else { String::new() };
             let left = max_time.saturating_sub(began.elapsed());
-            match unanswered.connect(host, self.tls.clone(), set_up_sql, left) {
+            match unanswered_connects.connect(host, self.tls.clone(), set_up_sql, left) {
                 Ok(client) => return Ok(client),
                 Err(error) => refusal = error,
             }

@@ -37,13 +37,13 @@ impl TransactionPooling {
 
     /// Returns true if a session may be changed by `set`. False while it is unknown whether a pooler would lend the
     /// session, with the changed settings, to other clients.
-    pub fn allows_set(self) -> bool {
+    pub fn allows_set_command(self) -> bool {
         self == TransactionPooling::Absent
     }
 
     /// Returns true if statements may be prepared. True while it is unknown whether a pooler lends its sessions: the
     /// failure of a prepared statement will show it.
-    pub fn allows_prepared(self) -> bool {
+    pub fn allows_prepared_statements(self) -> bool {
         !matches!(self, TransactionPooling::Configured | TransactionPooling::Detected)
     }
 }
@@ -68,7 +68,7 @@ impl DbHosts {
     /// Returns true if a pooler lends the sessions that serve `client`: several server processes serve this client, or
     /// one of them also serves a second client. Blocks for up to two seconds. May return false although there is a
     /// pooler, for example if the pooler has only one session.
-    pub fn is_pooled(&self, mut client: Client) -> bool {
+    pub fn is_behind_pooler(&self, mut client: Client) -> bool {
         /// How often the server processes of the two clients are compared. One comparison may miss a pooler, because
         /// another program may use the server process that the two clients would otherwise share.
         const MAX_COMPARISONS: usize = 8;
