@@ -1,7 +1,7 @@
-//! The memory that is held for clients, counted against one limit.
+//! Counts the memory that is held for clients, and compares it with one limit.
 //!
-//! Owns the count; allocates nothing. Bytes that exist are counted even if they are more than the limit: the frontend
-//! then closes connections, or refuses the request.
+//! Allocates nothing. Memory that is held already is counted even beyond the limit: the frontend then closes
+//! connections, or refuses the request.
 
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,85 +9,86 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The pause between two looks at the count, while a reservation waits for memory.
-const MEMORY_PAUSE: Duration = Duration::from_millis(5);
+/// How long a reservation that waits for memory sleeps before it looks again whether the memory is free.
+const SHORTAGE_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The count of all memory that is held for clients. Clones share it.
+/// The memory that may be held for clients, and the memory that is held. Clones count together.
 #[derive(Clone)]
 pub struct Budget {
     /// The most bytes that may be held for clients.
     pub limit: usize,
-    counts: Arc<Counts>,
+    state: Arc<BudgetState>,
 }
 
 #[derive(Default)]
-struct Counts {
+struct BudgetState {
     held_bytes: AtomicUsize,
-    /// Locked by the reservation that waits for memory; further reservations wait for this lock.
-    waiting_turn: Mutex<()>,
-    /// Called while a reservation waits for memory: makes the frontend close connections.
+    /// Locked by the one reservation that waits for memory. Further reservations that do not fit wait for this lock.
+    waiting_lock: Mutex<()>,
+    /// The function by which the frontend learns that a reservation waits for memory. The frontend then closes
+    /// connections.
     on_shortage: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
-/// A number of bytes that are counted until this value is dropped.
+/// A number of bytes that a [`Budget`] counts as held until this value is dropped.
 pub struct Reservation {
     budget: Budget,
-    bytes: usize,
+    reserved_bytes: usize,
 }
 
 impl Budget {
-    /// Returns a budget of `limit` bytes.
+    /// Returns a budget of `limit` bytes, none of which is held.
     pub fn new(limit: usize) -> Budget {
-        Budget { limit, counts: Arc::default() }
+        Budget { limit, state: Arc::default() }
     }
 
-    /// Returns the bytes that are held now. They may be more than the limit for a moment.
+    /// Returns how many bytes are held now. For a moment this may be more than the limit.
     pub fn held_bytes(&self) -> usize {
-        self.counts.held_bytes.load(Ordering::Relaxed)
+        self.state.held_bytes.load(Ordering::Relaxed)
     }
 
-    /// Counts bytes, even beyond the limit.
-    pub fn count(&self, bytes: usize) -> Reservation {
-        self.counts.held_bytes.fetch_add(bytes, Ordering::Relaxed);
-        Reservation { budget: self.clone(), bytes }
+    /// Counts bytes that are held already, even beyond the limit. Never blocks.
+    pub fn reserve_unchecked(&self, bytes: usize) -> Reservation {
+        self.state.held_bytes.fetch_add(bytes, Ordering::Relaxed);
+        Reservation { budget: self.clone(), reserved_bytes: bytes }
     }
 
-    /// Reserves memory for a hash or a large answer, before the work that needs it. Blocks until the memory is free
-    /// and earlier reservations have theirs. `None` if the deadline comes first.
+    /// Reserves memory for a hash or a large answer, before the memory is allocated. Blocks until the memory is free
+    /// and earlier reservations have their memory. Returns `None` if the deadline comes first.
     pub fn reserve(&self, bytes: usize, deadline: Instant) -> Option<Reservation> {
         let bytes = bytes.min(self.limit);
-        // Reserves at once if the memory is free. Overtakes no reservation that waits, because the bytes of a waiting
-        // reservation are counted already and so are not free.
+        // Does not block if the memory is free. That takes no memory from a reservation that waits, because the bytes
+        // of a waiting reservation are counted as held already.
         let fits = |held: usize| Some(held + bytes).filter(|held| *held <= self.limit);
-        if self.counts.held_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok() {
-            return Some(Reservation { budget: self.clone(), bytes });
+        if self.state.held_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok() {
+            return Some(Reservation { budget: self.clone(), reserved_bytes: bytes });
         }
-        let _turn = self.counts.waiting_turn.try_lock_until(deadline)?;
-        let reservation = self.count(bytes);
+        let _turn = self.state.waiting_lock.try_lock_until(deadline)?;
+        let reservation = self.reserve_unchecked(bytes);
         while self.held_bytes() > self.limit && Instant::now() < deadline {
-            self.counts.on_shortage.get().inspect(|report| report());
-            thread::sleep(MEMORY_PAUSE);
+            self.state.on_shortage.get().inspect(|report| report());
+            thread::sleep(SHORTAGE_POLL_INTERVAL);
         }
         (self.held_bytes() <= self.limit).then_some(reservation)
     }
 
     /// Sets the function that is called every few milliseconds while a reservation waits for memory. Only the first
-    /// call has an effect.
+    /// function that is set is used.
     pub fn on_shortage(&self, report: impl Fn() + Send + Sync + 'static) {
-        let _ = self.counts.on_shortage.set(Box::new(report));
+        let _ = self.state.on_shortage.set(Box::new(report));
     }
 }
 
 impl Reservation {
     /// Returns the number of reserved bytes.
-    pub fn bytes(&self) -> usize {
-        self.bytes
+    pub fn reserved_bytes(&self) -> usize {
+        self.reserved_bytes
     }
 
-    /// Makes the reservation larger or smaller, even beyond the limit.
+    /// Sets the number of reserved bytes, even beyond the limit. Never blocks.
     pub fn resize(&mut self, bytes: usize) {
-        self.budget.counts.held_bytes.fetch_add(bytes.wrapping_sub(self.bytes), Ordering::Relaxed);
-        self.bytes = bytes;
+        self.budget.state.held_bytes.fetch_add(bytes.wrapping_sub(self.reserved_bytes), Ordering::Relaxed);
+        self.reserved_bytes = bytes;
     }
 }
 
@@ -107,13 +108,13 @@ mod tests {
     #[test]
     fn reservations_change_and_are_given_back() {
         let budget = Budget::new(1000);
-        let mut one = budget.count(1000);
-        assert_eq!((one.bytes(), budget.held_bytes()), (1000, 1000));
+        let mut one = budget.reserve_unchecked(1000);
+        assert_eq!((one.reserved_bytes(), budget.held_bytes()), (1000, 1000));
         one.resize(500);
-        assert_eq!((one.bytes(), budget.held_bytes()), (500, 500));
+        assert_eq!((one.reserved_bytes(), budget.held_bytes()), (500, 500));
         drop(one);
         assert_eq!(budget.held_bytes(), 0);
-        let too_much = budget.count(1100);
+        let too_much = budget.reserve_unchecked(1100);
         assert_eq!(budget.held_bytes(), 1100);
         drop(too_much);
         assert_eq!(budget.held_bytes(), 0);
@@ -122,7 +123,7 @@ mod tests {
     #[test]
     fn a_hash_waits_for_memory_before_others() {
         let budget = Budget::new(1000);
-        let answers = budget.count(700);
+        let answers = budget.reserve_unchecked(700);
         let (shared, (reported, reports)) = (budget.clone(), mpsc::channel());
         budget.on_shortage(move || {
             let _ = reported.send(());
@@ -132,18 +133,18 @@ mod tests {
         // Shows that no other work fits meanwhile.
         assert!(budget.held_bytes() >= budget.limit);
         drop(answers);
-        assert_eq!(waiting.join().unwrap().bytes(), 400);
+        assert_eq!(waiting.join().unwrap().reserved_bytes(), 400);
         assert_eq!(budget.held_bytes(), 0);
     }
 
     #[test]
     fn a_hash_does_not_wait_for_ever() {
         let budget = Budget::new(1000);
-        let all = budget.count(900);
+        let all = budget.reserve_unchecked(900);
         assert!(budget.reserve(400, Instant::now()).is_none());
         drop(all);
         // Reserves the whole budget for a hash that is larger: it is computed alone.
-        assert_eq!(budget.reserve(5000, Instant::now()).unwrap().bytes(), 1000);
+        assert_eq!(budget.reserve(5000, Instant::now()).unwrap().reserved_bytes(), 1000);
         assert_eq!(budget.held_bytes(), 0);
     }
 
@@ -152,10 +153,10 @@ mod tests {
     #[test]
     fn a_reservation_that_fits_needs_no_turn() {
         let budget = Budget::new(1000);
-        let _turn = budget.counts.waiting_turn.lock();
+        let _turn = budget.state.waiting_lock.lock();
         let fitting = budget.reserve(600, Instant::now());
-        assert_eq!((fitting.map(|held| held.bytes()), budget.held_bytes()), (Some(600), 0));
-        let _most = budget.count(600);
+        assert_eq!((fitting.map(|held| held.reserved_bytes()), budget.held_bytes()), (Some(600), 0));
+        let _most = budget.reserve_unchecked(600);
         assert!(budget.reserve(600, Instant::now()).is_none());
         assert_eq!(budget.held_bytes(), 600);
     }
@@ -167,11 +168,11 @@ mod tests {
             for thread in 0..4_usize {
                 let budget = &budget;
                 scope.spawn(move || {
-                    for waiting_turn in 0..2000 {
-                        let mut held = budget.count((waiting_turn * 37 + thread) << 2);
-                        held.resize(waiting_turn * 11);
+                    for round in 0..2000 {
+                        let mut held = budget.reserve_unchecked((round * 37 + thread) << 2);
+                        held.resize(round * 11);
                         drop(held);
-                        if waiting_turn % 64 == 0 {
+                        if round % 64 == 0 {
                             drop(budget.reserve(300_000, Instant::now() + LONG));
                         }
                     }

@@ -1,71 +1,73 @@
-//! Errors of a request, and the ONE table of their answers; and errors of a start.
+//! The errors of a request, with ONE table of the answers to them, and the errors of a start.
 //!
 //! Owns every status and text of a refusal. Knows nothing of HTTP's bytes, of sockets, of the database's client and
-//! its SQLSTATEs, or of JSON Schema. No answer holds what the database said; `Error::log` logs it.
+//! its SQLSTATEs, or of JSON Schema. No answer has a message of the database; `Error::log` logs it.
 
 use serde::Serialize;
 use std::{borrow::Cow, fmt, io};
 use strum::{EnumMessage, IntoStaticStr, VariantNames};
 
-/// The message of a violation whose value has a NUL in it, which PostgreSQL cannot store.
+/// The message about a value with a NUL character, which PostgreSQL cannot store.
 pub(crate) const NUL_MESSAGE: &str = "must not contain NUL (U+0000)";
 
-/// The media types that a PATCH may have: the one of a merge patch (RFC 7396), and plain JSON.
-pub(crate) const ACCEPT_PATCH: &str = "application/merge-patch+json, application/json";
+/// The media types that the body of a PATCH may have: that of a merge patch (RFC 7396), and plain JSON.
+pub(crate) const PATCH_TYPES: &str = "application/merge-patch+json, application/json";
 
 const HOST_ADVICE: &str = "ALLOWED_HOSTS does not name this host: add its name, without a port, as in \
                         ALLOWED_HOSTS=users.example,www.example";
 
-/// A violation of a rule by a member of a body or a parameter of a query.
+/// A rule that a member of a body, or a parameter of a query, violates.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Violation {
-    /// The place of the violation: a JSON pointer into the body (`/email`) or to a query parameter (`/perPage`).
+    /// A JSON pointer to the member of the body (`/email`), or the name of the query parameter behind a slash
+    /// (`/perPage`).
     pub path: String,
-    /// The rule that does not hold, in the words of JSON Schema (`required`, `format`, …).
+    /// The keyword of JSON Schema for the rule that is violated (`required`, `format`, …).
     pub keyword: String,
-    /// A sentence for a person. It never repeats the wrong value, because that may be a password.
+    /// A sentence for a person. The sentence never has the wrong value, which may be a password.
     pub message: String,
 }
 
-/// The reasons why a request gets no success.
+/// The reasons why a request fails.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Error {
-    /// The path is no route, or the record does not exist.
+    /// No route has the path, or the record does not exist.
     NotFound,
-    /// The path would be a route without its doubled slashes or the slash at its end; holds a line that names the right
-    /// path.
+    /// No route has the path, but one has the path without doubled slashes and without a slash at the end. Holds a line
+    /// that names the right path.
     SurplusSlash(String),
-    /// The path does not have the method; holds the value of `Allow`.
+    /// The route of the path does not have the method. Holds the value of `Allow`.
     MethodNotAllowed(String),
-    /// The body sets fields that may not be mass assigned; holds their names.
+    /// The body sets fields that clients may not set. Holds the names of these fields.
     MassAssignment(Vec<String>),
-    /// The body is not JSON, or not an object; holds what is wrong.
+    /// The body is not a JSON object. Holds a description of the problem.
     InvalidJson(String),
-    /// The body violates its JSON Schema (declarative variant).
+    /// The body violates its JSON Schema, and `VALIDATION` is `declarative`.
     Invalid(Vec<Violation>),
-    /// The body violates its JSON Schema (parser variant), or the rules for the values of a PUT.
+    /// The body violates its JSON Schema, and `VALIDATION` is `parser`; or a value in the body of a PUT violates a
+    /// rule.
     Unprocessable(Vec<Violation>),
     /// The query has a parameter or a value that is not allowed.
     InvalidQuery(Vec<Violation>),
-    /// The media type is not JSON, the patch is of a kind that is not served, or the body has a content coding.
+    /// The media type of the body is not accepted, or the body has a content coding.
     UnsupportedMediaType {
-        /// The request is a PATCH.
-        patch: bool,
-        /// The body has a content coding.
-        coded: bool,
+        /// True if the request is a PATCH.
+        is_patch: bool,
+        /// True if the body has a content coding.
+        has_coding: bool,
     },
-    /// The password is wrong, or no user has this address.
+    /// The password is wrong, or no user has the e-mail address.
     InvalidCredentials,
-    /// `API_TOKEN` is set, and the request has no known token.
+    /// Tokens are set, and the request has none of them.
     Unauthorized,
     /// The token of the request does not give the right to this route.
     Forbidden,
-    /// A browser sent a change for a page of another origin.
+    /// A browser sent a change for a page of another origin, and `ALLOWED_ORIGINS` does not allow that origin.
     CrossOrigin,
-    /// No token is set, and the Host of the request is a name that a stranger may own.
+    /// No token is set, and a stranger may own the name in the `Host` of the request.
     HostNotAllowed,
-    /// A unique violation (SQLSTATE 23505).
+    /// Another record has a value that must be unique, as an e-mail address (SQLSTATE 23505).
     AlreadyExists,
     /// The create has the `Idempotency-Key` of an earlier create with another body.
     KeyReused,
@@ -73,26 +75,27 @@ pub enum Error {
     Gone,
     /// The record is not in a state that the precondition allows (`If-Match`, `If-None-Match`).
     PreconditionFailed,
-    /// The database refused a statement for a reason without a variant of its own, or the connection broke after a
-    /// change was sent.
+    /// The database refused a statement for a reason that has no variant here, or the connection to the database broke
+    /// after a change was sent.
     Database {
-        /// The statement without its parameters; empty if there was none yet.
+        /// The statement without the values of its parameters; empty if no statement was sent yet.
         sql: &'static str,
-        /// The message of the database or the connection.
+        /// The message of the database, or of the broken connection.
         message: String,
         /// The SQLSTATE; empty if the connection broke.
         code: String,
     },
-    /// The request cannot be executed now: a resource or the database did not answer in time, or the database takes no
-    /// changes; holds the reason.
+    /// The request cannot be executed now: a resource did not become free in time, the database did not answer in time,
+    /// or the database takes no changes. Holds the reason, for the log.
     Unavailable(Cow<'static, str>),
-    /// The service is too busy for the request; holds the reason.
+    /// The service is too busy for the request. Holds the reason.
     Busy(BusyReason),
-    /// A relation that was not loaded was accessed, which is prevented outside of production; holds its name.
+    /// The code used a related record that it had not loaded, which fails where lazy loading is forbidden. Holds the
+    /// name of the relation.
     LazyLoadingViolation(&'static str),
-    /// A panic, or an invariant that does not hold; holds a description.
+    /// A defect of userd: a panic, or an invariant that does not hold. Holds a description.
     Internal(String),
-    /// The request breaks a rule of HTTP, or of the part of HTTP that userd serves; holds the rule.
+    /// The request breaks a rule of HTTP, or of the part of HTTP that userd serves. Holds the rule.
     BadRequest(&'static str),
     /// The head or the body did not arrive in time.
     RequestTimeout,
@@ -102,18 +105,18 @@ pub enum Error {
     UriTooLong,
     /// `Expect` asks for something other than `100-continue`.
     ExpectationFailed,
-    /// The peer has sent too many wrong passwords for an account; holds the seconds after which it may retry.
+    /// The client has sent too many wrong passwords for an account. Holds the seconds after which it may retry.
     TooManyAttempts(u64),
     /// The head has too many bytes or too many fields.
     HeadTooLarge,
-    /// The HTTP version is not served.
+    /// userd does not serve the HTTP version of the request.
     VersionNotSupported,
-    /// The method or the transfer coding is not served on any path; holds which.
+    /// userd serves the method, or the transfer coding, on no path. Holds a message that names what is not served.
     NotImplemented(&'static str),
 }
 
 impl Error {
-    /// Returns how the error is answered. This is the table.
+    /// Returns the answer to the error: status, body and headers. This `match` is the table of all answers to errors.
     pub(crate) fn refusal(&self) -> Refusal<'_> {
         let fixed = Refusal::new::<&'static str>;
         let explained = |status, error, message| Refusal { message: Some(message), ..fixed(status, error) };
@@ -123,28 +126,28 @@ impl Error {
             Error::NotFound => fixed(404, "Not found"),
             Error::SurplusSlash(message) => explained(404, "Not found", message),
             Error::MethodNotAllowed(allow) => fixed(405, "Method not allowed").with("Allow", allow.clone()),
-            Error::MassAssignment(fields) => Refusal::new(422, mass_assignment(fields)),
+            Error::MassAssignment(fields) => Refusal::new(422, mass_assignment_message(fields)),
             Error::InvalidJson(problem) => explained(400, "Invalid JSON", problem),
             Error::Invalid(violations) => invalid(400, "Validation failed", violations),
             Error::Unprocessable(violations) => invalid(422, "", violations),
             Error::InvalidQuery(violations) => invalid(400, "Invalid query", violations),
-            // Names the coding that is accepted, by which a client knows that its coding was at fault (RFC 9110,
+            // If the content coding is at fault, adds `Accept-Encoding`, from which the client can tell that (RFC 9110,
             // 12.5.3).
-            Error::UnsupportedMediaType { patch, coded } => {
-                let message = match (coded, patch) {
+            Error::UnsupportedMediaType { is_patch, has_coding } => {
+                let message = match (has_coding, is_patch) {
                     (true, _) => "bodies with a Content-Encoding are not decoded: send plain JSON",
                     (_, true) => {
                         "the Content-Type of a patch is application/merge-patch+json or application/json"
                     }
                     _ => "uploads are not read: send JSON, as application/json",
                 };
-                let accepted = if *patch { ACCEPT_PATCH } else { "application/json" };
+                let accepted = if *is_patch { PATCH_TYPES } else { "application/json" };
                 let answer = explained(415, "Unsupported media type", message).with("Accept", accepted);
-                let answer = if *patch { answer.with("Accept-Patch", accepted) } else { answer };
-                if *coded { answer.with("Accept-Encoding", "identity") } else { answer }
+                let answer = if *is_patch { answer.with("Accept-Patch", accepted) } else { answer };
+                if *has_coding { answer.with("Accept-Encoding", "identity") } else { answer }
             }
-            // Names a private scheme, as a 401 has to name one (RFC 9110, 15.5.2): a browser that knows the scheme
-            // would ask for a password by itself.
+            // A 401 has to name a scheme (RFC 9110, 15.5.2). Names one that no browser knows: at a known scheme such as
+            // Basic, the browser itself would ask for a password.
             Error::InvalidCredentials => {
                 fixed(401, "Invalid credentials").with("WWW-Authenticate", "Userd-Password")
             }
@@ -178,7 +181,7 @@ impl Error {
     }
 }
 
-/// The answer to an error: a status, the members of the body, and headers.
+/// The answer to an error: its status, the members of its JSON body, and its headers.
 #[derive(Serialize)]
 pub(crate) struct Refusal<'a> {
     #[serde(skip)]
@@ -204,8 +207,8 @@ impl Refusal<'_> {
     }
 }
 
-fn mass_assignment(fields: &[String]) -> String {
-    /// The most fields that are named: the answer must not repeat a body of thousands of fields.
+fn mass_assignment_message(fields: &[String]) -> String {
+    /// The most fields that the message names: the answer must not repeat a body with thousands of fields.
     const MAX_NAMED_FIELDS: usize = 10;
     let named: Vec<String> =
         fields.iter().take(MAX_NAMED_FIELDS).map(|field| format!("\"{field:.64}\"")).collect();
@@ -220,7 +223,7 @@ impl fmt::Display for Error {
             Error::LazyLoadingViolation(relation) => write!(f, "lazy loading violation: {relation}"),
             Error::Internal(what) => write!(f, "internal error: {what}"),
             Error::Unavailable(what) => write!(f, "unavailable: {what}"),
-            Error::Busy(reason) => write!(f, "unavailable: {}", reason.text()),
+            Error::Busy(reason) => write!(f, "unavailable: {}", reason.log_text()),
             Error::Database { message, .. } => write!(f, "database error: {message}"),
             Error::BadRequest(rule) => write!(f, "bad request: {rule}"),
             Error::NotImplemented(what) => write!(f, "not implemented: {what}"),
@@ -232,12 +235,12 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// The reasons why the service cannot take a request, or gives up a request. The name of a reason in `snake_case` is
-/// the value of its label in the metrics.
+/// The reasons why the service refuses or gives up a request although the request is valid. The metrics have the name
+/// of a reason in `snake_case` as the label `reason`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, EnumMessage, IntoStaticStr, VariantNames)]
 #[strum(serialize_all = "snake_case")]
 pub enum BusyReason {
-    /// All connections are taken.
+    /// The number of connections has reached `MAX_CONNECTIONS`.
     #[strum(message = "too many connections")]
     TooManyConnections,
     /// The request was not answered within `REQUEST_TIMEOUT`.
@@ -249,14 +252,14 @@ pub enum BusyReason {
     /// The memory that requests may hold is used up.
     #[strum(message = "the memory for requests is used up")]
     NoMemory,
-    /// The server stopped.
+    /// The server stopped before the request was answered.
     #[strum(message = "the server stopped")]
     Stopped,
 }
 
 impl BusyReason {
-    /// Returns the text for the log.
-    pub fn text(self) -> &'static str {
+    /// Returns the reason as the log has it.
+    pub fn log_text(self) -> &'static str {
         self.get_message().unwrap_or_default()
     }
 }
@@ -265,13 +268,15 @@ impl BusyReason {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{variable}: {problem}")]
 pub struct ConfigError {
-    /// The name of the variable; the name of the field if no variable sets it.
+    /// The name of the environment variable, or the name of the field of [`Config`](crate::Config) if no variable sets
+    /// it.
     pub variable: &'static str,
-    /// The problem with the value, without the text of a secret.
+    /// The problem with the value, never with the text of a secret.
     pub problem: String,
 }
 
-/// The reasons why a server did not start. Each is one line, and nothing is left running.
+/// The reasons why a server did not start. Each message is one line. After such an error no thread and no connection is
+/// left.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
@@ -293,26 +298,26 @@ pub enum StartError {
     #[error("cannot migrate the database: {0}")]
     Migration(String),
     /// The database lacks these migrations, and `migrate` is off.
-    #[error("the database {}", not_migrated(.0))]
+    #[error("the database {}", describe_missing(.0))]
     NotMigrated(Vec<String>),
-    /// The address cannot be listened on.
-    #[error("cannot listen on {0}: {1}; {remedy}", remedy = remedy(.0, .1))]
+    /// The server cannot listen on its address.
+    #[error("cannot listen on {0}: {1}; {remedy}", remedy = listen_remedy(.0, .1))]
     Listen(String, io::Error),
-    /// The system refused a thread or a socket, or allows the process too few descriptors or threads.
+    /// The operating system refused a thread or a socket, or allows the process too few file descriptors or threads.
     #[error("cannot start: {0}")]
     System(io::Error),
 }
 
-/// Returns which migrations a database lacks, as the end of a sentence.
-fn not_migrated(missing: &[String]) -> String {
+/// Returns the end of the sentence "the database …": which migrations it lacks, and the remedy.
+fn describe_missing(missing: &[String]) -> String {
     match missing {
         [] => "has other migrations than this userd; `userd migrate` says which".to_owned(),
         _ => format!("lacks {}; `userd migrate` applies what is missing", missing.join(", ")),
     }
 }
 
-/// Returns the advice for an address that cannot be listened on.
-fn remedy(address: &str, error: &io::Error) -> &'static str {
+/// Returns what the operator can do if the server cannot listen on an address.
+fn listen_remedy(address: &str, error: &io::Error) -> &'static str {
     use io::ErrorKind::{AddrInUse, PermissionDenied};
     match (error.kind(), address.starts_with("unix:")) {
         (AddrInUse, _) => "end what listens there, or choose another HOST or PORT",
@@ -335,7 +340,7 @@ mod tests {
             (Error::Gone, 410, r#"{"error":"Gone"}"#),
             (Error::PreconditionFailed, 412, r#"{"error":"Precondition failed"}"#),
             (
-                Error::UnsupportedMediaType { patch: true, coded: true },
+                Error::UnsupportedMediaType { is_patch: true, has_coding: true },
                 415,
                 r#"{"error":"Unsupported media type","message":"bodies with a Content-Encoding are not decoded: send plain JSON"}"#,
             ),
@@ -369,7 +374,7 @@ mod tests {
     #[test]
     fn a_body_of_many_fields_is_not_repeated() {
         let fields: Vec<String> = (0..5000).map(|i| format!("field{i}")).collect();
-        let text = mass_assignment(&fields);
+        let text = mass_assignment_message(&fields);
         assert!(text.len() < 400 && text.ends_with("and 4990 more"), "{text}");
     }
 }

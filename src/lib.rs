@@ -20,8 +20,8 @@
 //! # Ok::<(), ureq::Error>(())
 //! ```
 //!
-//! The first one on a machine takes less than a second, each further one some 30 ms, in threads as in processes
-//! (`cargo nextest`). [`TestServer::with`](testing::TestServer::with) changes settings.
+//! The first server on a machine takes less than a second to start, and each further one some 30 ms, in a thread or in
+//! a process of its own (`cargo nextest`). [`TestServer::with`](testing::TestServer::with) changes settings.
 //!
 //! # Without a socket
 //!
@@ -65,9 +65,9 @@
 //!
 //! - Nothing but `cli`, the command, reads the environment, installs a logger or exits. Only [`testing`] looks for
 //!   programs and directories as `POSTGRES_BIN`, `PATH` and `TMPDIR` say. Several servers run side by side, each with
-//!   settings of its own. Lines for a log go to the [`log`] crate's facade under the target `userd`, never with a
-//!   password, a token or a body in them; what one says of a request (`request_id`, `method`, `path`, `status`, …) is
-//!   there as key-values, too. One thing is the process's: its limit of open descriptors is raised to what
+//!   settings of its own. Log lines go to the [`log`] crate's facade under the target `userd`, and never have a
+//!   password, a token or a body in them. A line about a request has `request_id`, `method`, `path`, `status`, … as
+//!   key-values, too. Only one change affects the whole process: a server raises the limit of open descriptors to what
 //!   `max_connections` needs.
 //! - Everything blocks, and every wait has a bound that a setting names: [`Config`] and [`Limits`]; only
 //!   migrations take as long as they take. All of it may be called from plain threads, from another runtime's
@@ -89,10 +89,10 @@
 #![warn(missing_docs)]
 #![cfg_attr(not(all(feature = "command", feature = "tls")), allow(dead_code, unused_imports))]
 
-/// Compiles the Rust code of the documents.
+/// Has the README and a page of the documents as its text, so that `cargo test` runs the Rust code in them.
 #[cfg(doctest)]
 #[doc = concat!(include_str!("../README.md"), include_str!("../docs/testing.md"))]
-struct Documents;
+struct DocumentsDoctests;
 
 mod app;
 mod budget;
@@ -106,7 +106,7 @@ mod error;
 mod frontend;
 mod http;
 mod input;
-/// Items that `tests`, `benches` and `fuzz` name beside the documented ones. They may change at any time.
+/// Items that only this crate's `tests`, `benches` and `fuzz` use. They may change in any release.
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub mod internals {
@@ -123,7 +123,7 @@ pub mod internals {
     pub use crate::users::revision::{Condition, Revision};
     pub use crate::users::user::{MAX_USER_BYTES, NewUser, UserChanges};
 
-    /// Returns the operations of a service, for what HTTP does not offer.
+    /// Returns the operations of a service, for tests that execute commands without HTTP.
     pub fn operations(app: &crate::App) -> &crate::operations::Operations {
         app.operations()
     }

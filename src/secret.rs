@@ -1,13 +1,13 @@
-//! Texts that no log and no error shows.
+//! Secret texts, which no log line and no error shows.
 
 use std::{fmt, fs, path::Path};
 
-/// A text that is never printed.
+/// A secret text, such as a password. Its `Debug` shows `…`, so that no log line has the text.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Secret(String);
 
 impl Secret {
-    /// Returns the text itself, for the one place that needs it.
+    /// Returns the secret text. Use it only where the text itself is needed, and never in a log line.
     pub fn expose(&self) -> &str {
         &self.0
     }
@@ -25,14 +25,16 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Returns the text of a file without the end of its last line, and without a byte order mark. The error names the file.
-pub(crate) fn read(path: &Path) -> Result<String, String> {
+/// Returns the secret in a file, without the line end behind it and without a byte order mark. Fails if the file is
+/// empty; the error names the file.
+pub(crate) fn read_file(path: &Path) -> Result<String, String> {
     let content = fs::read_to_string(path).map_err(|error| format!("cannot read {path:?}: {error}"))?;
     let line = without_line_end(content.strip_prefix('\u{feff}').unwrap_or(&content));
     if line.is_empty() { Err(format!("{path:?} is empty")) } else { Ok(line.to_owned()) }
 }
 
-/// Returns a text without the line end that an editor or `echo` has put behind it. A password may end in spaces.
+/// Returns a text without the line end that an editor or `echo` has put behind it. Keeps spaces, in which a password
+/// may end.
 pub(crate) fn without_line_end(text: &str) -> &str {
     text.trim_end_matches(['\r', '\n'])
 }

@@ -89,7 +89,7 @@ impl Access {
     /// Returns the CORS fields that the answer to a request needs, for a browser with a page of another origin.
     pub fn cors(&self, request: &Request) -> Cors {
         let fields = request.header_fields().map(|(name, value)| (name, value.as_bytes()));
-        Cors::for_fields(&self.allowed_origins, fields)
+        Cors::for_request(&self.allowed_origins, fields)
     }
 
     /// Returns true if the Host names this service. By DNS rebinding, the owner of a foreign page lets the name of the
@@ -98,7 +98,7 @@ impl Access {
     fn is_accepted(&self, authority: &str) -> bool {
         let Some(hosts) = &self.accepted_hosts else { return true };
         let name = hosts::without_port(authority);
-        hosts::is_local(authority) || hosts.iter().any(|accepted| accepted.eq_ignore_ascii_case(name))
+        hosts::is_local_host(authority) || hosts.iter().any(|accepted| accepted.eq_ignore_ascii_case(name))
     }
 }
 

@@ -181,7 +181,7 @@ impl App {
                     let line = format_args!("ALLOWED_ORIGINS does not name the origin {origin:?}");
                     log_line(Level::Info, id, line);
                 }
-                return Ok(Verdict::Answer(cors.permit_page(request, routes::answer_options(routes))));
+                return Ok(Verdict::Answer(cors.answer_preflight(request, routes::answer_options(routes))));
             }
         }))
     }

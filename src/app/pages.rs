@@ -49,12 +49,12 @@ pub fn answer_metrics(app: &App) -> Response {
     let mut text = MetricsText::default();
     app.metrics.write(&mut text);
     let Readiness { problem, is_read_only, .. } = app.prober.readiness();
-    let ready = u8::from(find_unready_reason(app, problem).is_none());
-    text.gauge("userd_ready", "Whether /readyz says that the service is ready.", ready);
-    text.gauge("userd_database_read_only", "Whether the database takes no changes.", u8::from(is_read_only));
+    let [ready, read_only] = [find_unready_reason(app, problem).is_none(), is_read_only].map(u8::from);
+    text.add_gauge("userd_ready", "Whether /readyz says that the service is ready.", ready);
+    text.add_gauge("userd_database_read_only", "Whether the database takes no changes.", read_only);
     let held = app.operations.budget.held_bytes();
-    text.gauge("userd_memory_held_bytes", "Memory that is held for clients.", held);
-    text.gauge("userd_memory_budget_bytes", "The most memory that may be.", app.operations.budget.limit);
+    text.add_gauge("userd_memory_held_bytes", "Memory that is held for clients.", held);
+    text.add_gauge("userd_memory_budget_bytes", "The most memory that may be.", app.operations.budget.limit);
     app.operations.pool.write_metrics(&mut text, app.metrics.lock_retries.load(Ordering::Relaxed));
     Response { status: 200, body: text.written.into(), ..Response::no_content() }
         .with("Content-Type", "text/plain; version=0.0.4; charset=utf-8")

@@ -3,7 +3,7 @@
 //! The answers to OPTIONS, the answers 404 and 405, and the labels of the metrics follow from this table.
 
 use super::{App, pages};
-use crate::error::{ACCEPT_PATCH, Error};
+use crate::error::{Error, PATCH_TYPES};
 use crate::http::{Method, Response, percent_decode};
 use crate::users::user::parse_id;
 use Callers::{Any, Full, Known, Login, Read};
@@ -163,7 +163,7 @@ fn allowed_methods(routes: &'static [Route]) -> String {
 pub(crate) fn answer_options(routes: &'static [Route]) -> Response {
     let response = Response::no_content().with("Allow", allowed_methods(routes));
     match routes {
-        [route] if route.endpoint(Patch).is_some() => response.with("Accept-Patch", ACCEPT_PATCH),
+        [route] if route.endpoint(Patch).is_some() => response.with("Accept-Patch", PATCH_TYPES),
         _ => response,
     }
 }

@@ -246,7 +246,7 @@ fn read_text(variable: &'static str, lookup: &Lookup) -> Result<Option<(&'static
     if value.is_some() {
         return Err(invalid(file, format!("cannot be set together with {variable}")));
     }
-    let text = secret::read(Path::new(&path)).map_err(|line| refusal(file, Some(&path), line))?;
+    let text = secret::read_file(Path::new(&path)).map_err(|line| refusal(file, Some(&path), line))?;
     Ok(Some((file, text)))
 }
 

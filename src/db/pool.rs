@@ -135,21 +135,21 @@ impl Pool {
         let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let r2d2::State { connections: open, idle_connections: idle, .. } = self.r2d2_pool().state();
         let help = "Sessions of the database that are open, by state.";
-        text.family("userd_database_sessions", "gauge", help);
-        text.value(&[("state", "idle")], idle.min(open));
-        text.value(&[("state", "busy")], open.saturating_sub(idle));
+        text.add_family("userd_database_sessions", "gauge", help);
+        text.add_value(&[("state", "idle")], idle.min(open));
+        text.add_value(&[("state", "busy")], open.saturating_sub(idle));
         let most = self.r2d2_pool().max_size();
-        text.gauge("userd_database_sessions_max", "The most sessions that the pool opens.", most);
+        text.add_gauge("userd_database_sessions_max", "The most sessions that the pool opens.", most);
         let help = "How often a session was waited for.";
-        text.counter("userd_database_session_waits_total", help, get(&self.counters.session_waits));
+        text.add_counter("userd_database_session_waits_total", help, get(&self.counters.session_waits));
         let help = "Waits for a session that were in vain.";
-        text.counter("userd_database_session_timeouts_total", help, get(&self.counters.session_timeouts));
+        text.add_counter("userd_database_session_timeouts_total", help, get(&self.counters.session_timeouts));
         let help =
             "Statements executed again, by what they met: a lock, a broken connection, a session of no use.";
-        text.family("userd_database_retries_total", "counter", help);
-        text.value(&[("reason", "lock")], lock_retries);
-        text.value(&[("reason", "connection")], get(&self.counters.broken_retries));
-        text.value(&[("reason", "session")], get(&self.counters.stale_retries));
+        text.add_family("userd_database_retries_total", "counter", help);
+        text.add_value(&[("reason", "lock")], lock_retries);
+        text.add_value(&[("reason", "connection")], get(&self.counters.broken_retries));
+        text.add_value(&[("reason", "session")], get(&self.counters.stale_retries));
     }
 
     fn r2d2_pool(&self) -> &r2d2::Pool<SessionManager> {

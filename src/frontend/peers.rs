@@ -1,7 +1,7 @@
 //! The peers of connections, and the rule which connections may be closed for new ones. Does no input or output.
 
 use crate::config::TrustedProxies;
-use crate::http::{PeerKey, counted_address};
+use crate::http::{PeerKey, peer_network};
 use std::{fmt, net::IpAddr};
 
 /// The peer of a connection, or the client for which a trusted proxy sends a request.
@@ -30,7 +30,7 @@ impl Peer {
     /// Returns the key under which the connections of this peer are counted; `None` for a trusted proxy, whose
     /// connections are not counted.
     pub fn counting_key(self) -> Option<PeerKey> {
-        (!self.is_trusted_proxy).then(|| self.address.map(counted_address))
+        (!self.is_trusted_proxy).then(|| self.address.map(peer_network))
     }
 }
 

@@ -19,7 +19,7 @@ pub struct Warnings(Mutex<HashMap<&'static str, (Instant, u64)>>);
 impl Warnings {
     /// Warns that a request is refused with 503; logs at most one line a second for each reason.
     pub fn warn_of_refusal(&self, why: BusyReason, client: Option<IpAddr>, id: &RequestId) {
-        self.warn(why.text(), format_args!(", client={}", ClientName(client)), Some(id));
+        self.warn(why.log_text(), format_args!(", client={}", ClientName(client)), Some(id));
     }
 
     /// Logs a warning, if the last line with this reason is at least a second old. `id` is the id of the refused

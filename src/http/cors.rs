@@ -1,33 +1,34 @@
-//! The fields by which answers tell browsers about pages of other origins (CORS): which origin may read the answer,
-//! and what a preflight allows.
+//! The header fields that tell a browser what a page of another origin may do (CORS): whether the page may read an
+//! answer, and which requests it may send.
 //!
-//! Pure. Without `ALLOWED_ORIGINS` no field of a request is looked at.
+//! Pure. Without `ALLOWED_ORIGINS` no answer has such a field.
 
-use super::{Method, Request, Response, is_token};
+use super::{Method, Request, Response, is_token_byte};
 use std::sync::Arc;
 
-/// The fields of an answer that a page may read, beside the fields that need no permission.
+/// The header fields of an answer that a page of another origin may read, beside those that every page may read.
 const READABLE_FIELDS: &str = "ETag, Link, Location, Retry-After, X-Request-Id, Idempotency-Replayed";
-/// The seconds for which a browser may reuse the answer to a preflight. Chromium reuses it for no longer.
-const MAX_AGE_SECONDS: &str = "7200";
-/// The request field in which a browser lists the fields that a page is about to send.
-const ASKED_FIELDS: &str = "Access-Control-Request-Headers";
+/// The seconds for which a browser may reuse the answer to a preflight: the most that Chromium accepts.
+const PREFLIGHT_MAX_AGE_SECONDS: &str = "7200";
+/// The field of a preflight in which the browser lists the header fields that the page wants to send.
+const REQUEST_HEADERS_FIELD: &str = "Access-Control-Request-Headers";
 
 /// The CORS fields that the answer to a request has.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Cors {
-    /// No field: there are no allowed origins.
+    /// No field, because no origin is allowed (`ALLOWED_ORIGINS` is empty).
     #[default]
     Off,
-    /// `Vary` alone: the request is not of a page of an allowed origin, but the answer to such a page has more fields.
-    Varies,
-    /// The fields that let a page read the answer. Holds the entry of `ALLOWED_ORIGINS` that allows its origin.
+    /// Only `Vary: Origin`: no page of an allowed origin sent the request. `Vary` keeps caches from giving the answer
+    /// to such a page, which needs further fields.
+    VaryOnly,
+    /// The fields that let a page read the answer. Holds the entry of `ALLOWED_ORIGINS` that allows the page's origin.
     Allowed(Arc<str>),
 }
 
 impl Cors {
-    /// Returns the fields that the answer to a request with these `fields` has. `origins`: the allowed origins.
-    pub fn for_fields<'a>(origins: &[Arc<str>], fields: impl Iterator<Item = (&'a str, &'a [u8])>) -> Cors {
+    /// Returns the CORS fields of the answer to a request with the header `fields`. `origins` are the allowed origins.
+    pub fn for_request<'a>(origins: &[Arc<str>], fields: impl Iterator<Item = (&'a str, &'a [u8])>) -> Cors {
         if origins.is_empty() {
             return Cors::Off;
         }
@@ -35,42 +36,41 @@ impl Cors {
         match (fields.next(), fields.next()) {
             (Some((_, origin)), None) => match find_entry(origins, origin) {
                 Some(entry) => Cors::Allowed(entry.clone()),
-                None => Cors::Varies,
+                None => Cors::VaryOnly,
             },
-            _ => Cors::Varies,
+            _ => Cors::VaryOnly,
         }
     }
 
-    /// Returns whether the request is of a page of an allowed origin.
+    /// Returns whether a page of an allowed origin sent the request.
     pub fn is_allowed(&self) -> bool {
         matches!(self, Cors::Allowed(_))
     }
 
-    /// Returns true if the request is a preflight: a browser asks what a page of an allowed origin may send.
+    /// Returns whether the request is a preflight: a browser asks what a page of an allowed origin may send.
     pub fn is_preflight(&self, request: &Request) -> bool {
         self.is_allowed() && request.method == Method::Options
     }
 
-    /// Adds the fields of the answer to a preflight. The page may send the methods of `Allow`, and all fields that it
-    /// asks for: its origin is allowed, and libraries send fields of their own.
-    pub fn permit_page(&self, request: &Request, response: Response) -> Response {
-        let Some(methods) = response.header("Allow").filter(|_| self.is_preflight(request)) else {
-            return response;
-        };
-        let methods = methods.to_owned();
+    /// If the request is a preflight, adds to its response which methods and header fields the page may send: the
+    /// methods of the response's `Allow`, and all fields that the page asks for, because libraries send fields of their
+    /// own.
+    pub fn answer_preflight(&self, request: &Request, response: Response) -> Response {
+        let allow = response.header("Allow").filter(|_| self.is_preflight(request)).map(str::to_owned);
+        let Some(methods) = allow else { return response };
         let response = response
             .with("Access-Control-Allow-Methods", methods)
-            .with("Access-Control-Max-Age", MAX_AGE_SECONDS);
-        let asked: Vec<_> =
-            request.header_values(ASKED_FIELDS).flat_map(|list| list.split(',')).map(str::trim).collect();
-        let are_names = asked.iter().all(|name| !name.is_empty() && name.bytes().all(is_token));
+            .with("Access-Control-Max-Age", PREFLIGHT_MAX_AGE_SECONDS);
+        let lists = request.header_values(REQUEST_HEADERS_FIELD);
+        let asked: Vec<_> = lists.flat_map(|list| list.split(',')).map(str::trim).collect();
+        let are_names = asked.iter().all(|name| !name.is_empty() && name.bytes().all(is_token_byte));
         if asked.is_empty() || !are_names {
             return response;
         }
         response.with("Access-Control-Allow-Headers", asked.join(", "))
     }
 
-    /// Adds the fields that let a page of an allowed origin read the answer.
+    /// Adds these CORS fields to an answer.
     pub fn add_to(self, response: &mut Response) {
         if self == Cors::Off {
             return;
@@ -103,8 +103,9 @@ mod tests {
         let request = Request::new(method, "/users", "");
         let request = fields.iter().fold(request, |request, (name, value)| request.with(*name, *value));
         let lines = request.header_fields().map(|(name, value)| (name, value.as_bytes()));
-        let cors = Cors::for_fields(&entries(origins), lines);
-        let mut response = cors.permit_page(&request, Response::no_content().with("Allow", "GET, OPTIONS"));
+        let cors = Cors::for_request(&entries(origins), lines);
+        let mut response =
+            cors.answer_preflight(&request, Response::no_content().with("Allow", "GET, OPTIONS"));
         cors.add_to(&mut response);
         let fields = response.headers[1..].iter();
         fields.map(|(name, value)| format!("{name}: {value}")).collect::<Vec<_>>().join("; ")
@@ -116,13 +117,16 @@ mod tests {
     #[test]
     fn fields_of_answers() {
         assert_eq!(added("", Method::Options, &[ORIGIN]), "");
-        for fields in [&[][..], &[OTHER], &[ORIGIN, ORIGIN], &[("Origin", "null"), (ASKED_FIELDS, "a")]] {
+        for fields in
+            [&[][..], &[OTHER], &[ORIGIN, ORIGIN], &[("Origin", "null"), (REQUEST_HEADERS_FIELD, "a")]]
+        {
             assert_eq!(added("https://app.example", Method::Options, fields), "Vary: Origin", "{fields:?}");
         }
         let readable = |origin: &str| {
             format!("Access-Control-Allow-Origin: {origin}; Access-Control-Expose-Headers: {READABLE_FIELDS}")
         };
-        let found = added("https://app.example", Method::Get, &[("Host", "a"), ORIGIN, (ASKED_FIELDS, "a")]);
+        let found =
+            added("https://app.example", Method::Get, &[("Host", "a"), ORIGIN, (REQUEST_HEADERS_FIELD, "a")]);
         assert_eq!(found, format!("Vary: Origin; {}", readable("https://app.example")));
         let permitted = "Access-Control-Allow-Methods: GET, OPTIONS; Access-Control-Max-Age: 7200; \
                          Vary: Origin, Access-Control-Request-Headers";
@@ -147,7 +151,7 @@ mod tests {
         ];
         for (lists, expected) in rows {
             let mut fields = vec![ORIGIN];
-            fields.extend(lists.iter().map(|list| (ASKED_FIELDS, *list)));
+            fields.extend(lists.iter().map(|list| (REQUEST_HEADERS_FIELD, *list)));
             let found = added(ORIGIN.1, Method::Options, &fields);
             let found =
                 found.split("; ").find_map(|field| field.strip_prefix("Access-Control-Allow-Headers: "));

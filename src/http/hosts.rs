@@ -1,15 +1,15 @@
-//! Host names: whether a page of another site may be served under a name. Pure.
+//! Host names: tells names that no stranger can own from names that may be those of another site. Pure.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// The last labels of host names that no stranger can register, beside `home.arpa`. Keep the list the same
-/// as in the log line and in docs/security.md.
+/// The last labels of host names that no stranger can register, beside `home.arpa`. The log line about hosts and
+/// docs/security.md have the same list: change all three.
 const RESERVED_LABELS: [&str; 5] = ["localhost", "local", "internal", "test", "svc"];
 
-/// Returns true if no stranger can own the name in `host` or `host:port`, whatever its case: an IP address, a name
-/// without a dot, a name under a reserved one. A page of another site has a name of its own, which then resolves to
-/// this server (DNS rebinding), so it can have none of these names.
-pub fn is_local(authority: &str) -> bool {
+/// Returns whether no stranger can own the host of an `authority` (`host` or `host:port`): the host is an IP address, a
+/// name without a dot, or a name that ends in a reserved label. By DNS rebinding, a page of another site can reach this
+/// server, but only under a name that the site's owner has registered.
+pub fn is_local_host(authority: &str) -> bool {
     if let Some(rest) = authority.strip_prefix('[') {
         let address = rest.split_once(']').map(|(address, _)| address);
         return address.is_some_and(|address| address.parse::<Ipv6Addr>().is_ok());
@@ -19,7 +19,7 @@ pub fn is_local(authority: &str) -> bool {
     let (last, before) = (labels.next().unwrap_or_default(), labels.next());
     let is = |label: &str, reserved: &str| label.eq_ignore_ascii_case(reserved);
     match before {
-        // Refuses a percent-encoded name, because a character of it may be a dot.
+        // A percent-encoded name is not local, because one of its characters may be a dot.
         None => !name.is_empty() && !name.contains('%'),
         Some(_) if last.bytes().all(|byte| byte.is_ascii_digit()) => name.parse::<Ipv4Addr>().is_ok(),
         Some(before) => {
@@ -28,7 +28,7 @@ pub fn is_local(authority: &str) -> bool {
     }
 }
 
-/// Returns a host name without its port and its final dot. Not for IPv6 addresses.
+/// Returns the host name of `host` or `host:port` without its final dot. Not for IPv6 addresses.
 pub fn without_port(authority: &str) -> &str {
     let name = authority.split(':').next().unwrap_or_default();
     name.strip_suffix('.').unwrap_or(name)
@@ -65,7 +65,7 @@ mod tests {
             "0x7f000001",
         ];
         for host in local {
-            assert!(is_local(host), "{host}");
+            assert!(is_local_host(host), "{host}");
         }
         let foreign = [
             "",
@@ -91,7 +91,7 @@ mod tests {
             "[]",
         ];
         for host in foreign {
-            assert!(!is_local(host), "{host}");
+            assert!(!is_local_host(host), "{host}");
         }
     }
 }

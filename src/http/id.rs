@@ -1,44 +1,43 @@
-//! The id of a request: the id that the client sends in `X-Request-Id`, or a new one.
-//!
-//! Owns which ids of clients are accepted.
+//! The id of a request: the id that the client sends in `X-Request-Id`, or a new one. Decides which ids of clients are
+//! accepted.
 
 use std::{fmt, sync::Arc};
 use uuid::Uuid;
 
-/// The bytes of the longest id that is accepted.
+/// The most bytes of an id that is accepted from a client.
 const MAX_ID_BYTES: usize = 128;
 
-/// The name of a request, in its answer and in every line of the log about it.
+/// The id of a request, which is in the answer and in every log line about the request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RequestId {
-    /// The id that its client sent.
-    Given(Arc<str>),
-    /// An id that was made here. It becomes text only when it is written.
-    Made(Uuid),
+    /// An id that the client sent.
+    FromClient(Arc<str>),
+    /// An id that this server made. It is kept as a number, and becomes text only in the answer and the log.
+    Generated(Uuid),
 }
 
 impl RequestId {
-    /// Makes an id: a UUID of version 7 (RFC 9562), whose order is the order of time.
+    /// Makes a new id: a UUID of version 7 (RFC 9562), so that later ids sort behind earlier ones.
     pub fn new() -> RequestId {
-        RequestId::Made(Uuid::now_v7())
+        RequestId::Generated(Uuid::now_v7())
     }
 
-    /// Accepts the id that a client sent, if it has 1 to 128 characters of `[A-Za-z0-9._~+/=:-]`. Such an id can
-    /// neither end a line of the log nor look like another field of it.
+    /// Accepts the id that a client sent, or returns `None`. An id has 1 to 128 characters of `[A-Za-z0-9._~+/=:-]`, so
+    /// that it can neither end a log line nor look like another field of the line.
     pub fn from_client(value: &[u8]) -> Option<RequestId> {
         let allowed = |byte: &u8| byte.is_ascii_alphanumeric() || b"._~+/=:-".contains(byte);
         if value.is_empty() || value.len() > MAX_ID_BYTES || !value.iter().all(allowed) {
             return None;
         }
-        Some(RequestId::Given(str::from_utf8(value).ok()?.into()))
+        Some(RequestId::FromClient(str::from_utf8(value).ok()?.into()))
     }
 }
 
 impl fmt::Display for RequestId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            RequestId::Given(text) => f.write_str(text),
-            RequestId::Made(id) => id.fmt(f),
+            RequestId::FromClient(text) => f.write_str(text),
+            RequestId::Generated(id) => id.fmt(f),
         }
     }
 }

@@ -8,10 +8,10 @@ mod response;
 
 pub(crate) use cors::Cors;
 pub(crate) use id::{RequestId, log_line};
-pub use request::{Method, PeerKey, Request, counted_address, percent_decode};
-pub use response::{Persistence, Response, phrase};
+pub use request::{Method, PeerKey, Request, peer_network, percent_decode};
+pub use response::{Persistence, Response, reason_phrase};
 
-/// Returns true if methods, names of fields and transfer codings may have this byte (RFC 9110, 5.6.2).
-pub(crate) fn is_token(byte: u8) -> bool {
+/// Returns whether a token may have this byte (RFC 9110, 5.6.2). Methods, field names and transfer codings are tokens.
+pub(crate) fn is_token_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::{borrow::Cow, fmt};
 use strum::VariantArray;
 
-/// The HTTP methods that routes have. `Other` stands for all further methods.
+/// The HTTP methods that routes have, and `Other` for every further method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display, strum::IntoStaticStr, strum::VariantArray)]
 #[strum(serialize_all = "UPPERCASE")]
 #[allow(missing_docs)]
@@ -22,16 +22,17 @@ pub enum Method {
 }
 
 impl From<&str> for Method {
-    /// Compares the name with its case, as names of methods are case-sensitive (RFC 9110, 9.1).
+    /// Compares upper and lower case as different, because methods are case-sensitive (RFC 9110, 9.1).
     fn from(name: &str) -> Method {
         Method::VARIANTS.iter().copied().find(|known| known.name() == name).unwrap_or(Method::Other)
     }
 }
 
 impl Method {
-    /// Returns the name of a method for the log: the name that the client has sent, unless it is longer than all known
-    /// methods.
+    /// Returns the method's name for the log: `name` as the client sent it, or `OTHER` if no route has the method and
+    /// `name` is too long for a log line.
     pub(crate) fn name_for_log(self, name: &str) -> Cow<'static, str> {
+        /// Almost all methods that are registered are this short.
         const MAX_NAME_BYTES: usize = 16;
         match self {
             Method::Other if name.len() <= MAX_NAME_BYTES => Cow::Owned(name.to_owned()),
@@ -39,41 +40,44 @@ impl Method {
         }
     }
 
-    /// Returns the name; `OTHER` for a method that no route has.
+    /// Returns the method's name, or `OTHER` for a method that no route has.
     pub(crate) fn name(self) -> &'static str {
         self.into()
     }
 }
 
-/// A complete request: its body has arrived and is decoded. It has this form from the socket to the line of the log.
+/// A complete request: its body has arrived and is decoded.
 #[derive(Clone)]
 pub struct Request {
-    /// The method.
+    /// The HTTP method.
     pub method: Method,
-    /// The method's name for the log.
+    /// The method's name for the log, also of a method that no route has.
     pub(crate) method_name: Cow<'static, str>,
     /// Path and query as they were sent, percent-encoded: `/users?page=2`.
     pub target: String,
     /// The header fields as they were sent: one `name: value` a line.
     pub(crate) raw_headers: String,
-    /// The body, decoded from its framing.
+    /// The body, without the framing of chunks.
     pub body: Vec<u8>,
-    /// The client's address, behind a trusted proxy too. `None` on a Unix socket, and without a socket.
+    /// The client's address, also if a trusted proxy forwarded the request. `None` if the client used a Unix socket, or
+    /// no socket.
     pub peer: Option<IpAddr>,
 }
 
-/// The key that a peer is counted by: an address, an IPv6 network, or `None` for all clients of a Unix socket.
+/// The key by which a client's connections, requests and passwords are counted: its IPv4 address or its IPv6 network.
+/// `None` for all clients of a Unix socket together.
 pub type PeerKey = Option<IpAddr>;
 
-/// Returns the address by which a peer is counted: for IPv6 its /64 network, because a peer usually has a whole one.
-pub fn counted_address(peer: IpAddr) -> IpAddr {
+/// Returns the address that stands for a client in a [`PeerKey`]: its IPv4 address, or the /64 network of its IPv6
+/// address, because one client usually has such a network to itself.
+pub fn peer_network(peer: IpAddr) -> IpAddr {
     match peer {
         IpAddr::V4(_) => peer,
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
     }
 }
 
-/// Leaves out the values of the fields, of which one may be a token, and the body, which may hold a password.
+/// Shows neither the values of header fields, where a token may be, nor the body, where a password may be.
 impl fmt::Debug for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Request")
@@ -119,7 +123,7 @@ impl Request {
         Request::new(Method::Delete, target, "")
     }
 
-    /// Adds a header: `.with("Authorization", "Bearer …")`. Replaces line ends in it by spaces.
+    /// Adds a header: `.with("Authorization", "Bearer …")`. Replaces line ends in the name and the value by spaces.
     pub fn with(mut self, name: impl Into<String>, value: impl Into<String>) -> Request {
         let line = format!("{}: {}", name.into(), value.into());
         self.raw_headers += &line.replace(['\r', '\n'], " ");
@@ -140,24 +144,24 @@ impl Request {
         }
     }
 
-    /// Returns the value of the first field of this name, whatever its case.
+    /// Returns the value of the first header field of this name (case-insensitive).
     pub fn header(&self, name: &str) -> Option<&str> {
         self.header_values(name).next()
     }
 
-    /// Returns the values of all fields of this name, whatever its case, in their order.
+    /// Returns the values of all header fields of this name (case-insensitive), in the order of the request.
     pub(crate) fn header_values(&self, name: &str) -> impl Iterator<Item = &str> {
         self.header_fields().filter(move |field| field.0.eq_ignore_ascii_case(name)).map(|field| field.1)
     }
 
-    /// Returns the names and values of all fields, in their order.
+    /// Returns the names and values of all header fields, in the order of the request.
     pub(crate) fn header_fields(&self) -> impl Iterator<Item = (&str, &str)> {
         let pairs = self.raw_headers.split('\n').filter_map(|line| line.split_once(':'));
         pairs.map(|(name, value)| (name, value.trim_matches([' ', '\t', '\r'])))
     }
 
-    /// Returns the bytes that the request takes in memory.
-    pub(crate) fn memory(&self) -> usize {
+    /// Returns how many bytes of memory the request takes.
+    pub(crate) fn memory_bytes(&self) -> usize {
         self.target.len() + self.raw_headers.len() + self.body.len()
     }
 
@@ -167,7 +171,8 @@ impl Request {
     }
 }
 
-/// Decodes a percent-encoded text; `None` if an escape is cut short or not hexadecimal, or the result is not UTF-8.
+/// Decodes a percent-encoded text. Returns `None` if a `%` has no two hexadecimal digits, or if the result is not
+/// UTF-8.
 pub fn percent_decode(text: &str) -> Option<Cow<'_, str>> {
     let is_escape = |rest: &str| rest.bytes().take(2).filter(u8::is_ascii_hexdigit).count() == 2;
     let decoded = percent_encoding::percent_decode_str(text).decode_utf8().ok();
@@ -186,7 +191,7 @@ mod tests {
             ("2001:db8:1:3:3:4:5:6", "2001:db8:1:3::"),
         ];
         for (peer, expected) in rows {
-            assert_eq!(counted_address(peer.parse().unwrap()), expected.parse::<IpAddr>().unwrap());
+            assert_eq!(peer_network(peer.parse().unwrap()), expected.parse::<IpAddr>().unwrap());
         }
     }
 

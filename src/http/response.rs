@@ -1,4 +1,4 @@
-//! An answer as a value, its bytes on the wire, the answer to an [`Error`], and the log line about an error.
+//! An answer as a value, and its bytes for the socket. Makes the answer to an [`Error`], and the log line about it.
 
 use super::{RequestId, log_line};
 use crate::error::Error;
@@ -8,17 +8,17 @@ use serde_json::Value;
 use std::io::{self, Write};
 use std::{borrow::Cow, fmt, time::SystemTime};
 
-/// The bytes that are usually enough for a head, and for a body with one user.
+/// How many bytes are allocated for a head, and for a body: most heads, and bodies with one user, are shorter.
 const USUAL_ANSWER_BYTES: usize = 512;
 
-/// The bytes of the longest body that is copied behind its head. The head is inserted before a longer body instead,
-/// because a copy would take the memory of the body twice.
-const MAX_COPIED_BYTES: usize = 4 << 10;
+/// The most bytes of a body that is copied behind the head. The head is inserted before a longer body instead, because
+/// a copy would need the memory of that body twice.
+const MAX_COPIED_BODY_BYTES: usize = 4 << 10;
 
 /// Tells whether the connection stays open after a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Persistence {
-    /// The connection stays open, and the client may rely on that for so many seconds.
+    /// The connection stays open, and the client may rely on that for this many seconds.
     KeepAlive(u64),
     /// The connection is closed.
     Close,
@@ -29,10 +29,11 @@ pub enum Persistence {
 pub struct Response {
     /// The HTTP status.
     pub status: u16,
-    /// Headers beside `Content-Type`, `Content-Length`, `Date`, `X-Request-Id`, `X-Content-Type-Options` and
-    /// `Connection`, which rendering adds, as it adds a `Cache-Control` if there is none.
+    /// The header fields that are particular to this answer. When the server sends the answer, it adds `Date`,
+    /// `X-Request-Id`, `X-Content-Type-Options`, `Content-Length` and `Connection`, and a `Content-Type` and a
+    /// `Cache-Control` if `headers` has none.
     pub headers: Vec<(&'static str, Cow<'static, str>)>,
-    /// The body: one line of JSON with a newline at its end, or empty; of another kind if `headers` has a `Content-Type`.
+    /// The body: empty, or one line of JSON with a newline at its end, or of the `Content-Type` in `headers`.
     pub body: Vec<u8>,
 }
 
@@ -53,24 +54,24 @@ impl Response {
         let mut body = Vec::with_capacity(USUAL_ANSWER_BYTES);
         serde_json::to_writer(&mut body, value).expect("our own types have string keys only");
         body.push(b'\n');
-        if body.len() > MAX_COPIED_BYTES {
+        if body.len() > MAX_COPIED_BODY_BYTES {
             body.shrink_to_fit();
         }
         Response { status, headers: Vec::new(), body }
     }
 
-    /// Returns 204, without a body.
+    /// Returns an answer with status 204 and no body.
     pub(crate) fn no_content() -> Response {
         Response { status: 204, headers: Vec::new(), body: Vec::new() }
     }
 
-    /// Returns the body as JSON, for tests; `Null` if it is empty, as after a `DELETE`, or no JSON.
+    /// Returns the body as JSON, for tests. Returns `Null` if the body is empty, as after a `DELETE`, or is not JSON.
     pub fn value(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_default()
     }
 
-    /// Returns the value of the first header of this name, whatever its case. `Content-Type`, `Content-Length`, `Date`,
-    /// `X-Request-Id` and `Connection` are not among them: rendering adds them.
+    /// Returns the value of the first of [`headers`](Response::headers) with this name (case-insensitive). Does not
+    /// find fields that the server adds when it sends the answer, such as `Date`.
     pub fn header(&self, name: &str) -> Option<&str> {
         let mut headers = self.headers.iter();
         let found = headers.find(|(header, _)| header.eq_ignore_ascii_case(name));
@@ -83,17 +84,17 @@ impl Response {
         self
     }
 
-    /// Returns the memory that the body takes.
-    pub(crate) fn memory(&self) -> usize {
+    /// Returns how many bytes of memory the body takes.
+    pub(crate) fn memory_bytes(&self) -> usize {
         self.body.capacity()
     }
 
-    /// Returns the bytes on the wire, as the answer to the request of that id. `head_only` leaves the body out but
-    /// keeps its length, as HEAD requires.
+    /// Returns the bytes for the socket, as the answer to the request with this id. If `head_only` is true, leaves out
+    /// the body but keeps its `Content-Length`, as HEAD requires.
     pub(crate) fn into_bytes(self, persistence: Persistence, head_only: bool, id: &RequestId) -> Vec<u8> {
-        let mut head = Vec::with_capacity(USUAL_ANSWER_BYTES + self.body.len().min(MAX_COPIED_BYTES));
+        let mut head = Vec::with_capacity(USUAL_ANSWER_BYTES + self.body.len().min(MAX_COPIED_BODY_BYTES));
         self.write_head(persistence, id, &mut head).expect("a Vec takes all");
-        if head_only || self.body.len() <= MAX_COPIED_BYTES {
+        if head_only || self.body.len() <= MAX_COPIED_BODY_BYTES {
             head.extend_from_slice(if head_only { &[] } else { &self.body });
             return head;
         }
@@ -104,8 +105,8 @@ impl Response {
     }
 
     fn write_head(&self, persistence: Persistence, id: &RequestId, head: &mut Vec<u8>) -> io::Result<()> {
-        let (status, date) = (self.status, HttpDate::from(SystemTime::now()));
-        write!(head, "HTTP/1.1 {status} {}\r\nDate: {date}\r\nX-Request-Id: {id}\r\n", phrase(status))?;
+        let (status, now) = (self.status, HttpDate::from(SystemTime::now()));
+        write!(head, "HTTP/1.1 {status} {}\r\nDate: {now}\r\nX-Request-Id: {id}\r\n", reason_phrase(status))?;
         head.extend_from_slice(b"X-Content-Type-Options: nosniff\r\n");
         let has = |name| self.headers.iter().any(|(given, _)| *given == name);
         if !has("Cache-Control") {
@@ -121,8 +122,8 @@ impl Response {
             write!(head, "{name}: {value}\r\n")?;
         }
         match persistence {
-            // Sends both fields: clients of HTTP/1.0 need `keep-alive`, and Connection has to name Keep-Alive (RFC
-            // 9110, 7.6.1).
+            // Sends `Connection: keep-alive`, too: clients of HTTP/1.0 need it, and Connection has to name the field
+            // Keep-Alive (RFC 9110, 7.6.1).
             Persistence::KeepAlive(seconds) => {
                 write!(head, "Connection: keep-alive\r\nKeep-Alive: timeout={seconds}\r\n\r\n")
             }
@@ -132,15 +133,15 @@ impl Response {
 }
 
 impl Error {
-    /// Returns the answer that the table of errors has.
+    /// Returns the answer to this error. Logs nothing.
     pub fn answer(&self) -> Response {
         let refusal = self.refusal();
         Response { headers: refusal.headers.clone(), ..Response::json(refusal.status, &refusal) }
     }
 
-    /// Logs the reason that the answer does not tell: the SQL and the database's message, a panic, a lock, a wait that
-    /// took too long; with the id of the request, if there is one. An error of the client's is not logged here, because
-    /// the log line of the request tells its status.
+    /// Logs the reason of an error of the server's, which the answer does not tell: the SQL and the database's message,
+    /// a panic, a lock, a wait that took too long. The line has the id of the `request`, if there is one. Logs no error
+    /// of the client's, because the log line about the request has the status.
     pub(crate) fn log(&self, request: Option<&RequestId>) {
         use log::Level::{Error as Severe, Warn};
         match self {
@@ -148,7 +149,7 @@ impl Error {
                 log_line(Severe, request, format_args!("database error: {message}"));
             }
             Error::Database { sql, message, .. } => {
-                // The SQL becomes one line without comments.
+                // Makes the SQL one line, and removes its comments.
                 let lines = sql.lines().map(|line| line.split("--").next().unwrap_or_default().trim());
                 let sql = lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
                 log_line(Severe, request, format_args!("database error: {message}; SQL: {sql}"));
@@ -161,15 +162,15 @@ impl Error {
         }
     }
 
-    /// Logs the error, and returns its answer. The line has the id of the request, if there is one.
+    /// Logs the error as [`Error::log`] does, and returns the answer to it.
     pub(crate) fn into_response(self, request: Option<&RequestId>) -> Response {
         self.log(request);
         self.answer()
     }
 }
 
-/// Returns the reason phrase of a status.
-pub fn phrase(status: u16) -> &'static str {
+/// Returns the reason phrase of a status: `Not Found` for 404.
+pub fn reason_phrase(status: u16) -> &'static str {
     match status {
         200 => "OK",
         201 => "Created",
@@ -250,7 +251,7 @@ mod tests {
             Error::NotFound,
             Error::MethodNotAllowed("GET".to_owned()),
             Error::MassAssignment(vec![]),
-            Error::UnsupportedMediaType { patch: false, coded: false },
+            Error::UnsupportedMediaType { is_patch: false, has_coding: false },
             Error::Unauthorized,
             Error::CrossOrigin,
             Error::HostNotAllowed,
@@ -267,7 +268,7 @@ mod tests {
             Error::NotImplemented("rule"),
         ];
         for error in errors {
-            assert_ne!(phrase(error.answer().status), "", "{error:?}");
+            assert_ne!(reason_phrase(error.answer().status), "", "{error:?}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Parses the body of a request: its media type, its content coding, and the JSON object itself.
 
 use super::validation::parse_object;
-use crate::error::{ACCEPT_PATCH, Error};
+use crate::error::{Error, PATCH_TYPES};
 use crate::http::Request;
 use crate::users::email;
 use serde_json::{Map, Value};
@@ -12,18 +12,18 @@ use serde_json::{Map, Value};
 pub fn parse_body(request: &Request, is_patch: bool) -> Result<Map<String, Value>, Error> {
     const CURL_DEFAULT_TYPE: &str = "application/x-www-form-urlencoded";
     let mut codings = request.header_values("content-encoding").flat_map(|csv| csv.split(',')).map(str::trim);
-    let coded = codings.any(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case("identity"));
+    let has_coding = codings.any(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case("identity"));
     let media_type =
         request.header("content-type").map(|text| text.split(';').next().unwrap_or_default().trim());
     let is_accepted = media_type.is_none_or(|given| {
         if is_patch {
-            ACCEPT_PATCH.split(", ").chain([CURL_DEFAULT_TYPE]).any(|one| one.eq_ignore_ascii_case(given))
+            PATCH_TYPES.split(", ").chain([CURL_DEFAULT_TYPE]).any(|one| one.eq_ignore_ascii_case(given))
         } else {
             !given.get(..10).is_some_and(|start| start.eq_ignore_ascii_case("multipart/"))
         }
     });
-    if !is_accepted || coded {
-        return Err(Error::UnsupportedMediaType { patch: is_patch, coded });
+    if !is_accepted || has_coding {
+        return Err(Error::UnsupportedMediaType { is_patch, has_coding });
     }
     let mut fields = parse_object(&request.body)?;
     email::normalize_email(&mut fields);

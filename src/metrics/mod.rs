@@ -1,7 +1,7 @@
 //! The metrics of the service, and the text that Prometheus reads (format 0.0.4).
 //!
-//! Owns the metrics, their names and labels. Each label has a fixed set of values: none is a path or a text of a
-//! client. Other modules add metrics that are looked up at each scrape.
+//! Owns the metrics, their names and labels. Each label has a fixed set of values: none is a path or another text that
+//! a client sent. Other modules add metrics whose values are read at each scrape.
 
 mod process;
 mod text;
@@ -13,18 +13,18 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::env::consts;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use strum::VariantNames;
 
-/// The upper ends of the buckets of durations, in seconds.
+/// The upper ends, in seconds, of the buckets of the histogram of durations.
 const DURATION_BUCKETS: [f64; 14] =
     [0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
 
-/// The upper ends of the buckets of batches, in commands.
-const BATCH_BUCKETS: [f64; 7] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0];
+/// The upper ends, in commands per batch, of the buckets of the histogram of batch sizes.
+const BATCH_SIZE_BUCKETS: [f64; 7] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0];
 
-/// The labels of requests that are refused before they are complete, by the status of the answer.
+/// The label `reason` of a request that is refused before all of it has arrived, for each status of the answer.
 const REFUSAL_LABELS: [(u16, &str); 8] = [
     (400, "bad_request"),
     (408, "request_timeout"),
@@ -36,8 +36,8 @@ const REFUSAL_LABELS: [(u16, &str); 8] = [
     (505, "version_not_supported"),
 ];
 
-/// Returns the labels of `userd_build_info`, which `userd --version` prints. The commit is empty unless the build was given
-/// one, as `packaging/build` does.
+/// Returns the labels of the metric `userd_build_info`; `userd --version` prints them, too. The commit is empty
+/// unless the build set `USERD_COMMIT`, as `packaging/build` does.
 pub fn build_labels() -> [(&'static str, String); 3] {
     let commit = option_env!("USERD_COMMIT").unwrap_or_default();
     let machine = format!("{}-{}", consts::ARCH, consts::OS);
@@ -46,27 +46,27 @@ pub fn build_labels() -> [(&'static str, String); 3] {
 
 /// The metrics of one server.
 pub struct Metrics {
-    /// Answered requests, by method, route and status.
+    /// The number of answered requests, by method, route and status.
     requests: Mutex<BTreeMap<(&'static str, &'static str, u16), u64>>,
-    /// Times of routed requests, by method and route.
+    /// The durations of requests that have a route, by method and route.
     durations: Mutex<BTreeMap<(&'static str, &'static str), Histogram>>,
-    /// Refused requests, by label.
+    /// The number of refused requests, by the label `reason`.
     refusals: Mutex<BTreeMap<&'static str, u64>>,
-    /// The sizes of batches, with the label of their lane.
+    /// The sizes of the batches of each lane, with the label of the lane.
     batches: Vec<(&'static str, Mutex<Histogram>)>,
-    /// Connections that were accepted.
-    pub connections: AtomicU64,
-    /// Commands that met a lock and were retried.
+    /// The number of clients' connections that were accepted since the start.
+    pub accepted_connections: AtomicU64,
+    /// The number of times that a command was retried because it met a lock.
     pub lock_retries: AtomicU64,
-    /// Writes the metrics of other modules at each scrape.
-    pub write_others: OnceLock<MetricsWriter>,
+    /// The function that writes the metrics of other modules at each scrape.
+    pub write_other_metrics: OnceLock<MetricsWriter>,
 }
 
-/// Function that writes metrics. It must not block.
+/// A function that writes metrics. It must not block.
 pub type MetricsWriter = Box<dyn Fn(&mut MetricsText) + Send + Sync>;
 
-/// The number of values in each bucket, and their sum. The last bucket has the values above the last end. A histogram
-/// with fewer ends than [`DURATION_BUCKETS`] leaves buckets unused.
+/// The number of values in each bucket, and the sum of all values. The last bucket counts the values above the upper
+/// end of the bucket before it. A histogram with fewer buckets than [`DURATION_BUCKETS`] leaves the others at 0.
 #[derive(Default)]
 struct Histogram {
     buckets: [u64; DURATION_BUCKETS.len() + 1],
@@ -81,7 +81,7 @@ impl Histogram {
 }
 
 impl Metrics {
-    /// Returns metrics that are all zero. `lanes` are the labels of the lanes, the queues of commands.
+    /// Returns metrics that are all zero. `lanes` are the labels of the lanes (the queues of commands).
     pub fn new(lanes: &'static [&'static str]) -> Metrics {
         let labels = REFUSAL_LABELS.iter().map(|(_, label)| label).chain(BusyReason::VARIANTS);
         Metrics {
@@ -89,13 +89,13 @@ impl Metrics {
             durations: Mutex::default(),
             refusals: Mutex::new(labels.map(|label| (*label, 0)).collect()),
             batches: lanes.iter().map(|lane| (*lane, Mutex::default())).collect(),
-            connections: AtomicU64::default(),
+            accepted_connections: AtomicU64::default(),
             lock_retries: AtomicU64::default(),
-            write_others: OnceLock::new(),
+            write_other_metrics: OnceLock::new(),
         }
     }
 
-    /// Counts a request of a route: its answer, and the time from its arrival to its answer.
+    /// Counts an answered request of a route. `duration` is the time from the request's arrival to its answer.
     pub fn count_request(&self, method: Method, route: &'static str, status: u16, duration: Duration) {
         *self.requests.lock().entry((method.name(), route, status)).or_default() += 1;
         let mut durations = self.durations.lock();
@@ -110,41 +110,42 @@ impl Metrics {
         }
     }
 
-    /// Counts the reason of a 503; the answer is counted elsewhere.
+    /// Counts why a request is answered by 503. The answer itself is counted by another call.
     pub fn count_busy(&self, reason: BusyReason) {
         *self.refusals.lock().entry(reason.into()).or_default() += 1;
     }
 
-    /// Counts a batch that was executed, and its number of commands.
+    /// Counts an executed batch of a lane. `lane` is the lane's index, `commands` the size of the batch.
     pub fn count_batch(&self, lane: usize, commands: usize) {
-        self.batches[lane].1.lock().add(commands as f64, &BATCH_BUCKETS);
+        self.batches[lane].1.lock().add(commands as f64, &BATCH_SIZE_BUCKETS);
     }
 
     /// Writes all metrics of the service and of its process.
     pub fn write(&self, text: &mut MetricsText) {
-        text.family("userd_build_info", "gauge", "The version of the service, its commit and the machine.");
-        text.value(&build_labels().each_ref().map(|(label, value)| (*label, &**value)), 1);
-        text.family("userd_http_requests_total", "counter", "Answers, by method, route and status.");
+        let help = "The version of the service, its commit and the machine.";
+        text.add_family("userd_build_info", "gauge", help);
+        text.add_value(&build_labels().each_ref().map(|(label, value)| (*label, &**value)), 1);
+        text.add_family("userd_http_requests_total", "counter", "Answers, by method, route and status.");
         for ((method, route, status), count) in self.requests.lock().iter() {
             let labels = [("method", *method), ("route", route), ("status", &status.to_string())];
-            text.value(&labels, count);
+            text.add_value(&labels, count);
         }
         let help = "Time from a whole request to its answer, by method and route.";
-        text.family("userd_http_request_duration_seconds", "histogram", help);
+        text.add_family("userd_http_request_duration_seconds", "histogram", help);
         for ((method, route), durations) in self.durations.lock().iter() {
-            text.histogram(&[("method", method), ("route", route)], &DURATION_BUCKETS, durations);
+            text.add_histogram(&[("method", method), ("route", route)], &DURATION_BUCKETS, durations);
         }
-        text.family("userd_http_refusals_total", "counter", "Requests refused unqueued, by reason.");
+        text.add_family("userd_http_refusals_total", "counter", "Requests refused unqueued, by reason.");
         for (label, count) in self.refusals.lock().iter() {
-            text.value(&[("reason", label)], count);
+            text.add_value(&[("reason", label)], count);
         }
-        let help = "Connections of clients accepted.";
-        text.counter("userd_http_connections_accepted_total", help, self.connections.load(Ordering::Relaxed));
-        text.family("userd_batch_size", "histogram", "Commands executed as one batch, by lane.");
+        let (help, count) = ("Connections of clients accepted.", self.accepted_connections.load(Relaxed));
+        text.add_counter("userd_http_connections_accepted_total", help, count);
+        text.add_family("userd_batch_size", "histogram", "Commands executed as one batch, by lane.");
         for (lane, batches) in &self.batches {
-            text.histogram(&[("lane", lane)], &BATCH_BUCKETS, &batches.lock());
+            text.add_histogram(&[("lane", lane)], &BATCH_SIZE_BUCKETS, &batches.lock());
         }
-        self.write_others.get().inspect(|source| source(text));
+        self.write_other_metrics.get().inspect(|source| source(text));
         process::write(text);
     }
 }

@@ -1,5 +1,5 @@
-//! The metrics of the process that every client library of Prometheus has, read from Linux's /proc. A metric is left
-//! out if /proc lacks it.
+//! The metrics of the process that Prometheus' client libraries define (`process_…`), mostly read from /proc. A metric
+//! that the system does not tell is left out.
 
 use super::MetricsText;
 use nix::sys::resource::{Resource, getrlimit};
@@ -7,41 +7,42 @@ use nix::time::{ClockId, clock_gettime};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use std::{fs, sync::OnceLock};
 
-/// The ticks per second of the times in /proc/self/stat: Linux always shows this number to programs.
+/// The ticks per second in which /proc/self/stat has times. Linux shows programs the same number on every machine.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Writes the metrics of the process, read at this moment.
+/// Writes the metrics of the process as they are now.
 pub fn write(text: &mut MetricsText) {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     if let Some(size) = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()) {
-        text.gauge("process_resident_memory_bytes", "Resident memory.", size << 10);
+        text.add_gauge("process_resident_memory_bytes", "Resident memory.", size << 10);
     }
     if let Ok(time) = clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID) {
-        text.counter("process_cpu_seconds_total", "Processor time.", Duration::from(time).as_secs_f64());
+        text.add_counter("process_cpu_seconds_total", "Processor time.", Duration::from(time).as_secs_f64());
     }
     if let Ok(open) = fs::read_dir("/proc/self/fd") {
-        text.gauge("process_open_fds", "Open file descriptors.", open.count());
+        text.add_gauge("process_open_fds", "Open file descriptors.", open.count());
     }
     if let Ok((most, _)) = getrlimit(Resource::RLIMIT_NOFILE) {
-        text.gauge("process_max_fds", "The most file descriptors that may be open.", most);
+        text.add_gauge("process_max_fds", "The most file descriptors that may be open.", most);
     }
-    // Computes the start time once, because it must not change: the two clocks that it is computed from differ in their
-    // rates.
-    static STARTED: OnceLock<Option<f64>> = OnceLock::new();
-    if let Some(started) = STARTED.get_or_init(start_time) {
+    // Computes the start time only once: it is the difference of two clocks that differ in their rates, and would
+    // change from scrape to scrape.
+    static START_TIME: OnceLock<Option<f64>> = OnceLock::new();
+    if let Some(started) = START_TIME.get_or_init(compute_start_time) {
         let help = "When the process started, in seconds since 1970.";
-        text.gauge("process_start_time_seconds", help, format_args!("{started:.2}"));
+        text.add_gauge("process_start_time_seconds", help, format_args!("{started:.2}"));
     }
 }
 
-/// Computes when the process started, in seconds since 1970, from the time since the machine's start: /proc/stat,
-/// which has that start, may be hidden from a service.
-fn start_time() -> Option<f64> {
+/// Computes when the process started, in seconds since 1970. Reads the time since the machine's start from a clock,
+/// because /proc/stat, which has that start, may be hidden from a service.
+fn compute_start_time() -> Option<f64> {
     let up = Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?).as_secs_f64();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs_f64();
     let stat = fs::read_to_string("/proc/self/stat").ok()?;
-    // Skips the name in brackets, which may hold anything. The third field follows it; the 22nd is the start in ticks.
+    // Skips the program's name, the second field, which is in brackets and may have spaces and brackets. The 22nd field
+    // is the start in ticks.
     let ticks: u64 = stat.rsplit_once(") ")?.1.split(' ').nth(22 - 3)?.parse().ok()?;
     Some(now - up + ticks as f64 / TICKS_PER_SECOND)
 }

@@ -3,52 +3,52 @@
 use super::Histogram;
 use std::fmt::Display;
 
-/// The text of a scrape while it is written. A value belongs to the family that was begun last.
+/// The answer to a scrape while it is written. Each value belongs to the family that was added last.
 #[derive(Default)]
 pub struct MetricsText {
-    /// The text that was written so far.
+    /// The text so far, which is complete once all metrics are added.
     pub written: String,
     family: &'static str,
 }
 
 impl MetricsText {
-    /// Begins a family of this kind: a `counter`, which only grows until the process ends, a `gauge` or a `histogram`.
-    /// `help` is one line.
-    pub fn family(&mut self, name: &'static str, kind: &str, help: &str) {
+    /// Begins a family of metrics, to which the values that are added next belong. `kind` is `counter` (a number that
+    /// only grows until the process ends), `gauge` or `histogram`; `help` is one line.
+    pub fn add_family(&mut self, name: &'static str, kind: &str, help: &str) {
         self.written += &format!("# HELP {name} {help}\n# TYPE {name} {kind}\n");
         self.family = name;
     }
 
-    /// Writes the value of a counter or a gauge. Labels need no escaping: they are constants.
-    pub fn value(&mut self, labels: &[(&str, &str)], value: impl Display) {
-        self.sample("", labels, value);
+    /// Adds a value of a counter or a gauge. Escapes no label, because labels are constants.
+    pub fn add_value(&mut self, labels: &[(&str, &str)], value: impl Display) {
+        self.add_sample("", labels, value);
     }
 
-    /// Writes a gauge without labels.
-    pub fn gauge(&mut self, name: &'static str, help: &str, value: impl Display) {
-        self.family(name, "gauge", help);
-        self.value(&[], value);
+    /// Adds the family of a gauge that has one value without labels.
+    pub fn add_gauge(&mut self, name: &'static str, help: &str, value: impl Display) {
+        self.add_family(name, "gauge", help);
+        self.add_value(&[], value);
     }
 
-    /// Writes a counter without labels.
-    pub fn counter(&mut self, name: &'static str, help: &str, value: impl Display) {
-        self.family(name, "counter", help);
-        self.value(&[], value);
+    /// Adds the family of a counter that has one value without labels.
+    pub fn add_counter(&mut self, name: &'static str, help: &str, value: impl Display) {
+        self.add_family(name, "counter", help);
+        self.add_value(&[], value);
     }
 
-    /// Writes a histogram. `ends` are the upper ends of its buckets; the last bucket has none.
-    pub(super) fn histogram(&mut self, labels: &[(&str, &str)], ends: &[f64], histogram: &Histogram) {
+    /// Adds the values of a histogram. `ends` are the upper ends of its buckets, except of the last, which has none.
+    pub(super) fn add_histogram(&mut self, labels: &[(&str, &str)], ends: &[f64], histogram: &Histogram) {
         let mut count = 0;
         for (at, values) in histogram.buckets[..=ends.len()].iter().enumerate() {
             count += values;
             let end = ends.get(at).map_or_else(|| "+Inf".to_owned(), f64::to_string);
-            self.sample("_bucket", &[labels, &[("le", &end)]].concat(), count);
+            self.add_sample("_bucket", &[labels, &[("le", &end)]].concat(), count);
         }
-        self.sample("_sum", labels, histogram.sum);
-        self.sample("_count", labels, count);
+        self.add_sample("_sum", labels, histogram.sum);
+        self.add_sample("_count", labels, count);
     }
 
-    fn sample(&mut self, suffix: &str, labels: &[(&str, &str)], value: impl Display) {
+    fn add_sample(&mut self, suffix: &str, labels: &[(&str, &str)], value: impl Display) {
         let labels: Vec<_> = labels.iter().map(|(name, label)| format!("{name}=\"{label}\"")).collect();
         let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
         self.written += &format!("{}{suffix}{labels} {value}\n", self.family);

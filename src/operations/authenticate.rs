@@ -6,7 +6,7 @@
 use super::{Lane, Operations, Outcome, Step};
 use crate::db::{Failure, none_if_untranslatable, rows::read_credential, session::Param};
 use crate::error::Error;
-use crate::http::{PeerKey, Request, Response, counted_address};
+use crate::http::{PeerKey, Request, Response, peer_network};
 use crate::input::parse_body;
 use crate::secret::Secret;
 use crate::users::password::{PasswordHash, PasswordMatch};
@@ -30,7 +30,7 @@ impl Authenticate {
         let body = operations.schemas.authenticate.validate(parse_body(request, false)?)?;
         let text = |key: &str| body.get(key).and_then(|value| value.as_str()).unwrap_or_default();
         let (email, password) = (text("email").to_owned(), text("password").into());
-        let peer = request.peer.map(counted_address);
+        let peer = request.peer.map(peer_network);
         operations.throttle.refuse_exhausted(&email, peer)?;
         Ok(Authenticate { email, password, peer, hash_replacement: None })
     }

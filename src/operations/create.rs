@@ -7,7 +7,7 @@
 use super::{BatchItem, Change, Lane, Operations, Outcome, Step};
 use crate::db::{Failure, Pool, session::Param};
 use crate::error::Error;
-use crate::http::{Request, Response, counted_address};
+use crate::http::{Request, Response, peer_network};
 use crate::input::{self, etag, validation::BodySchema};
 use crate::users::idempotency::{Fingerprint, KeyDigest};
 use crate::users::password::{PasswordHash, PasswordMatch};
@@ -258,7 +258,7 @@ impl Create {
         // Counts the password as an attempt, because the answer tells whether the password is right, as the answer to a
         // login does.
         if let (hash @ Some(_), Some(password)) = (kept.earlier_hash.as_ref(), &self.user.password) {
-            let attempt = operations.throttle.admit(&self.user.email, self.peer.map(counted_address))?;
+            let attempt = operations.throttle.admit(&self.user.email, self.peer.map(peer_network))?;
             if operations.in_budget(hash, |hasher| hasher.verify(password, hash))? == PasswordMatch::None {
                 attempt.mark_wrong();
                 return Err(Error::KeyReused.into());

@@ -113,7 +113,7 @@ impl BoundServer {
             retry_for: config.limits.statement_timeout(),
         };
         let workers = Workers::start(http, slots, app.clone(), capacity, self.intercept)?;
-        let _ = app.metrics.write_others.set(workers.metrics_writer());
+        let _ = app.metrics.write_other_metrics.set(workers.metrics_writer());
         Ok((frontend, workers))
     }
 }

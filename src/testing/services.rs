@@ -4,7 +4,7 @@
 use super::databases::{ScratchDatabase, small_config};
 use super::{Fault, Refusal, requests::Interceptor, states::RunningService};
 use crate::config::{Config, Database, Limits, PasswordHashing, SETTINGS, Scope};
-use crate::http::{Method, Request, Response, phrase};
+use crate::http::{Method, Request, Response, reason_phrase};
 use crate::server::{self, BoundServer};
 use crate::transfer::{self, Import};
 use parking_lot::Mutex;
@@ -289,7 +289,7 @@ fn parse_body<T: DeserializeOwned>(request: &Request) -> Result<T, Refusal> {
 impl Refusal {
     /// Returns the answer that says the reason.
     fn answer(&self) -> Response {
-        Response::json(self.status, &json!({"error": phrase(self.status), "message": self.message}))
+        Response::json(self.status, &json!({"error": reason_phrase(self.status), "message": self.message}))
     }
 }
 

@@ -122,7 +122,7 @@ impl Connection {
             is_reset: false,
             awaits_writable: false,
             permit: Some(permit),
-            memory: context.resources.budget.count(0),
+            memory: context.resources.budget.reserve_unchecked(0),
             state: State::Idle { since: context.now, input: Vec::new() },
         }
     }
@@ -133,7 +133,7 @@ impl Connection {
         let State::Working { since, stage, id, for_answer, input, .. } = &mut self.state else { return None };
         let unclaimed = matches!(stage, Stage::Unclaimed(_)).then_some(stage)?;
         let Stage::Unclaimed(request) = mem::replace(unclaimed, Stage::Claimed) else { return None };
-        let bytes = counted_bytes(request.memory());
+        let bytes = counted_bytes(request.memory_bytes());
         self.memory.resize(counted_bytes(input.len()));
         Some(ClaimedRequest {
             handle: RequestHandle { index, generation: self.generation },
@@ -141,7 +141,7 @@ impl Connection {
             id: id.clone(),
             cors: for_answer.cors.clone(),
             deadline: *since + limits.request_timeout,
-            memory: (bytes > 0).then(|| budget.count(bytes)),
+            memory: (bytes > 0).then(|| budget.reserve_unchecked(bytes)),
         })
     }
 
@@ -165,10 +165,10 @@ impl Connection {
                 State::Working { .. } => Some(Action::Wait),
                 State::Arriving { awaits_continue: true, .. } => self.send_continue(),
                 State::Idle { .. } | State::Arriving { .. } => {
-                    let held = self.memory.bytes();
+                    let held = self.memory.reserved_bytes();
                     let action = self.read_request(context);
                     let budget = &context.resources.budget;
-                    let is_short = self.memory.bytes() > held && budget.held_bytes() > budget.limit;
+                    let is_short = self.memory.reserved_bytes() > held && budget.held_bytes() > budget.limit;
                     action.or(is_short.then_some(Action::FreeMemory))
                 }
                 State::Writing { .. } => self.send_remaining(index, context),
@@ -336,7 +336,7 @@ impl Connection {
             persistence = Persistence::Close;
             input = Vec::new();
         }
-        self.memory.resize(counted_bytes(input.len()) + counted_bytes(request.memory()));
+        self.memory.resize(counted_bytes(input.len()) + counted_bytes(request.memory_bytes()));
         self.counted_client = self.peer.client_of_request(request.peer);
         request.peer = self.counted_client.address;
         let id = for_answer.id.take().unwrap_or_else(RequestId::new);

@@ -53,7 +53,7 @@ impl UnsentAnswer {
     /// Logs that the client got only a part of the answer, because its deadline has passed (`None`), or because
     /// connections or memory run out (`why`).
     pub fn log_cut_off(&self, peer: Peer, why: Option<BusyReason>) {
-        let why = why.map_or("after WRITE_TIMEOUT", BusyReason::text);
+        let why = why.map_or("after WRITE_TIMEOUT", BusyReason::log_text);
         let (client, sent, length) = (ClientName(peer.address), self.sent_bytes, self.bytes.len());
         let line = format_args!("cut off: {client} took {sent} of the {length} bytes of an answer ({why})");
         log_line(log::Level::Info, Some(&self.id), line);

@@ -44,7 +44,7 @@ impl EventLoop {
             };
             match listener.accept() {
                 Ok((stream, address)) => {
-                    self.context.resources.metrics.connections.fetch_add(1, Ordering::Relaxed);
+                    self.context.resources.metrics.accepted_connections.fetch_add(1, Ordering::Relaxed);
                     self.admit(stream, address);
                 }
                 Err(error) if error.kind() == WouldBlock => {
@@ -122,7 +122,7 @@ impl EventLoop {
         let mut held: HashMap<PeerKey, usize> = HashMap::new();
         let expendable = self.slots.map_connections(|index, connection| {
             let key = connection.counted_client.counting_key()?;
-            let units = if why == BusyReason::NoMemory { connection.memory.bytes() } else { 1 };
+            let units = if why == BusyReason::NoMemory { connection.memory.reserved_bytes() } else { 1 };
             if connection.permit.is_some() {
                 *held.entry(key).or_default() += units;
             }
@@ -230,7 +230,7 @@ mod tests {
                 });
             }
             let claimed = frontend.slots.claim(if is_claimed { "/0," } else { "" }).next();
-            let _others = budget.count(128 << 10);
+            let _others = budget.reserve_unchecked(128 << 10);
             let counted_client = frontend.slots.lock(0).unwrap().connection.as_ref().unwrap().counted_client;
             frontend.enforce_memory_limit(0, counted_client);
             if let Some(claimed) = claimed {

@@ -4,7 +4,7 @@
 //! and dropped, and their size is bounded.
 
 use super::{FramedRequest, next_line};
-use crate::http::is_token;
+use crate::http::is_token_byte;
 use crate::{config::Limits, error::Error};
 
 /// The most bytes of the line that begins a chunk: up to 16 digits of its size, and extensions.
@@ -46,7 +46,7 @@ impl ArrivingRequest {
             BodyPart::Data(left) if !self.is_chunked => left,
             _ => limits.max_body_bytes - request.body.len(),
         };
-        request.memory() + left
+        request.memory_bytes() + left
     }
 
     /// Parses the bytes of the body from position `used` of `bytes` on, and moves `used` behind the parsed ones.
@@ -100,7 +100,7 @@ impl ArrivingRequest {
                 self.dropped_bytes += line.len();
                 let name = line.split(|&byte| byte == b':').next().unwrap_or_default();
                 let is_well_formed = name.len() < line.len() && !name.is_empty();
-                if !is_well_formed || !name.iter().copied().all(is_token) {
+                if !is_well_formed || !name.iter().copied().all(is_token_byte) {
                     return Err(Error::BadRequest("a trailer field is malformed"));
                 }
                 Ok(BodyPart::TrailerLine)

@@ -5,7 +5,7 @@
 
 use super::request_line::{RequestLine, is_authority};
 use super::{FramedRequest, forwarded};
-use crate::http::{Cors, Method, Persistence, Request, RequestId, is_token};
+use crate::http::{Cors, Method, Persistence, Request, RequestId, is_token_byte};
 use crate::{config::Limits, error::Error};
 use httparse::Header;
 use memchr::memchr;
@@ -140,7 +140,7 @@ impl AnswerInfo {
     /// already.
     pub fn parse(line: &RequestLine, bytes: &[u8], fields: &[Header], limits: &Limits) -> Self {
         let named = fields.iter().map(|field| (field.name, field.value));
-        let cors = Cors::for_fields(&limits.allowed_origins, named);
+        let cors = Cors::for_request(&limits.allowed_origins, named);
         let client = forwarded::find_client(fields, &limits.trusted_proxies);
         AnswerInfo { id: parse_request_id(fields), cors, head_only: line.method(bytes) == b"HEAD", client }
     }
@@ -159,7 +159,7 @@ fn parse_transfer_codings(fields: &[Header]) -> Result<Option<bool>, Error> {
     for coding in field_values(fields, "transfer-encoding").flat_map(|list| list.split(|&b| b == b',')) {
         let coding = coding.trim_ascii();
         let name = coding.split(|&byte| byte == b';').next().unwrap_or_default().trim_ascii();
-        let is_malformed = chunked || name.is_empty() || !name.iter().copied().all(is_token);
+        let is_malformed = chunked || name.is_empty() || !name.iter().copied().all(is_token_byte);
         chunked = name.eq_ignore_ascii_case(b"chunked");
         if is_malformed || (chunked && name.len() < coding.len()) {
             return Err(Error::BadRequest("the Transfer-Encoding is malformed, or `chunked` is not its end"));

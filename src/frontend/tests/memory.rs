@@ -136,7 +136,7 @@ fn a_client_that_waits_to_go_on_is_always_told() {
         let held = [(); 2].map(|()| sent(&harness, expecting(60_000)));
         let [mut first, mut second] = held;
         assert_eq!((first.answer().status, second.answer().status), (100, 100));
-        let worker = (!makes_way).then(|| harness.budget.count(20 * KIB));
+        let worker = (!makes_way).then(|| harness.budget.reserve_unchecked(20 * KIB));
         if makes_way {
             pause(Duration::from_millis(1100));
         }

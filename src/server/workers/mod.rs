@@ -38,7 +38,7 @@ use crate::db::Failure;
 use crate::error::{BusyReason, Error};
 use crate::http::Response;
 use crate::operations::Outcome;
-use crate::{frontend::Slots, http::counted_address};
+use crate::{frontend::Slots, http::peer_network};
 pub use faults::{Fault, HarnessHandler, Intercept, Treatment};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use requests::{Job, MAX_MEMORY_WAIT, Task, catch_panic};
@@ -215,7 +215,7 @@ impl Dispatch {
     fn push(&self, schedule: &mut MutexGuard<'_, Schedule>, judged: Vec<Box<Task>>) {
         let (mut refused, now) = (Vec::new(), Instant::now());
         for task in judged {
-            let (step, peer) = (task.command.next_step(), task.job.claimed.request.peer.map(counted_address));
+            let (step, peer) = (task.command.next_step(), task.job.claimed.request.peer.map(peer_network));
             let too_many = schedule.lanes.push(task, step, peer, now);
             refused.extend(too_many.map(|task| (task, Err(Error::Busy(BusyReason::TooManyHashes)))));
         }

@@ -56,13 +56,13 @@ impl Workers {
             let schedule = dispatch.schedule.lock();
             let (queued, hashes) = (schedule.lanes.len(), schedule.lanes.hashes_waiting());
             drop(schedule);
-            text.gauge("userd_commands_queued", "Commands that wait for a worker or a retry.", queued);
-            text.gauge("userd_hashes_waiting", "Passwords that wait to be hashed or checked.", hashes);
+            text.add_gauge("userd_commands_queued", "Commands that wait for a worker or a retry.", queued);
+            text.add_gauge("userd_hashes_waiting", "Passwords that wait to be hashed or checked.", hashes);
             let (connections, most) = dispatch.slots.count_connections();
             let help = "Connections of clients, by what they are doing.";
-            text.family("userd_http_connections", "gauge", help);
-            connections.for_each(|(state, count)| text.value(&[("state", state)], count));
-            text.gauge("userd_http_connections_max", "The most connections of clients at once.", most);
+            text.add_family("userd_http_connections", "gauge", help);
+            connections.for_each(|(state, count)| text.add_value(&[("state", state)], count));
+            text.add_gauge("userd_http_connections_max", "The most connections of clients at once.", most);
         })
     }
 }
@@ -151,7 +151,7 @@ impl Dispatch {
     /// Sends an answer. Reserves the memory of a large one first: waits for it up to `memory_wait`, then refuses the
     /// request.
     pub(super) fn send(&self, job: &mut Job, response: Response, memory_wait: Duration) {
-        let bytes = response.memory();
+        let bytes = response.memory_bytes();
         if bytes > MAX_UNRESERVED_BYTES {
             let deadline = job.claimed.deadline.min(Instant::now() + memory_wait);
             job.claimed.memory = self.app.operations.budget.reserve(bytes, deadline);
