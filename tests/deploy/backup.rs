@@ -82,7 +82,6 @@ fn an_embedded_database_and_the_next_postgresql() {
     let url = format!("host={}/userd-data user=postgres dbname=postgres", dir.path().display());
     fill(&mut client, &mut postgres::Client::connect(&url, postgres::NoTls).expect("the cluster"));
     let created = pages(&mut client);
-    run(dir.path(), block(3));
     before.signal(Signal::SIGTERM);
     assert_eq!(before.wait(LONG_ON_DISK), 0);
 

@@ -164,7 +164,9 @@ fn run_page(page: &str, account: &Account, databases: &[(&str, Database)]) {
     for (name, database) in databases {
         let host = database.socket_dir().replace('/', "%2F");
         let url = format!("postgres://postgres@{host}/{}", database.name());
-        script = script.replace(&format!("postgres://user:password@{name}"), &url);
+        for login in ["user:password", "user"] {
+            script = script.replace(&format!("postgres://{login}@{name}"), &url);
+        }
     }
     let file = account.write("page.sh", &script);
     symlink(root.join("examples"), account.dir().join("examples")).expect("a fresh directory");
@@ -226,6 +228,31 @@ fn the_lines_with_a_token() {
         assert_eq!(printed, status);
         let mode = fs::metadata(dir.path().join("token.txt")).expect("a file").permissions().mode();
         assert_eq!(mode & 0o077, 0, "others may read it");
+    }
+}
+
+/// The lines that open psql leave the password of `DATABASE_URL` out, because other users may read the arguments of psql.
+#[test]
+fn the_password_is_no_argument_of_psql() {
+    let page = include_str!("../../docs/offboarding.md");
+    let is_used = |line: &&str| line.contains("DATABASE_URL") && line.contains("`psql \"");
+    let lines: Vec<_> =
+        page.lines().filter(is_used).map(|row| row.rsplit('`').nth(1).expect("a line")).collect();
+    assert_eq!(lines.len(), 2);
+    for (url, expected) in [
+        ("postgres://app:s%40x@h:5432/d?sslmode=require", "postgres://app@h:5432/d?sslmode=require"),
+        ("postgresql://app@h/d?password=s&sslmode=require", "postgresql://app@h/d?sslmode=require"),
+        ("postgres:///d", "postgres:///d"),
+        ("host=h user=app password=s dbname=d", "host=h user=app dbname=d"),
+    ] {
+        for line in &lines {
+            let dir = TempDir::new();
+            dir.write("userd.env", &format!("PORT=3000\nDATABASE_URL=\"{url}\"\n"));
+            let line = line.replace("/etc/", "");
+            let lines = format!("sudo() {{ \"$@\"; }}\npsql() {{ echo \"$#\" \"$1\"; }}\n{line}");
+            let (_, printed, _) = shell(dir.path(), &lines, &[("DATABASE_URL", url.to_owned())]);
+            assert_eq!(printed, format!("1 {expected}\n"), "{line}");
+        }
     }
 }
 
