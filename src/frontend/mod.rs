@@ -45,7 +45,7 @@ pub struct Frontend {
 }
 
 /// Resources that a frontend shares with the rest of the process.
-pub struct Resources {
+pub struct SharedResources {
     /// Counts the bytes that are held for clients, against a limit.
     pub budget: Budget,
     /// Answers `/livez` and `/readyz`, which need no worker.
@@ -64,7 +64,7 @@ impl Frontend {
     pub fn start(
         listener: Listener,
         limits: Limits,
-        resources: Resources,
+        resources: SharedResources,
         ticket_stream: UnixStream,
         on_broken: impl FnOnce() + Send + 'static,
     ) -> io::Result<(Frontend, Arc<Slots>)> {

@@ -6,7 +6,7 @@
 
 use super::claim::{ClaimedRequest, RequestHandle};
 use super::connection::{Connection, Delivery, STATE_LABELS};
-use super::warnings::Warnings;
+use super::warnings::BusyWarnings;
 use crate::budget::{Budget, Reservation};
 use crate::{config::Limits, http::Response};
 use mio::Waker;
@@ -34,7 +34,7 @@ pub struct Slots {
     /// loop sets it to 0 when it has looked for them.
     pub(super) expected_requests: AtomicUsize,
     /// Logs that clients are answered 503: at most one line a second for each reason.
-    pub warnings: Arc<Warnings>,
+    pub warnings: Arc<BusyWarnings>,
 }
 
 /// A slot of the table: the connection in it, if any, and its ticket.

@@ -14,9 +14,9 @@ const MIN_LINE_INTERVAL: Duration = Duration::from_secs(1);
 /// Limits the log lines about clients that are answered 503. Has, for each reason, the time from which the next line
 /// may be logged, and the number of lines that were skipped since the last one.
 #[derive(Default)]
-pub struct Warnings(Mutex<HashMap<&'static str, (Instant, u64)>>);
+pub struct BusyWarnings(Mutex<HashMap<&'static str, (Instant, u64)>>);
 
-impl Warnings {
+impl BusyWarnings {
     /// Warns that a request is refused with 503; logs at most one line a second for each reason.
     pub fn warn_of_refusal(&self, why: BusyReason, client: Option<IpAddr>, id: &RequestId) {
         self.warn(why.log_text(), format_args!(", client={}", ClientName(client)), Some(id));
@@ -55,7 +55,7 @@ mod tests {
 
     #[test]
     fn one_line_a_second_for_each_reason() {
-        let (warnings, start) = (Warnings::default(), Instant::now());
+        let (warnings, start) = (BusyWarnings::default(), Instant::now());
         let count = |time, what| warnings.take_skipped_if_due(start + Duration::from_millis(time), what);
         assert_eq!(
             (count(0, "a"), count(1, "a"), count(1, "b"), count(999, "a")),

@@ -7,7 +7,7 @@ mod workers;
 
 use crate::app::{self, App, Verdict};
 use crate::config::{Config, Limits};
-use crate::frontend::{AnswerWithoutWorker, ClientName, Frontend, Listener, Resources};
+use crate::frontend::{AnswerWithoutWorker, ClientName, Frontend, Listener, SharedResources};
 pub use crate::frontend::{resolve_addresses, shown_address};
 use crate::http::{Request, RequestId};
 use crate::{db::target::Target, error::StartError};
@@ -100,7 +100,7 @@ impl BoundServer {
         on_broken: impl FnOnce() + Send + 'static,
     ) -> io::Result<(Frontend, Workers)> {
         let (http, stream) = relay::start()?;
-        let resources = Resources {
+        let resources = SharedResources {
             budget: app.operations.budget.clone(),
             answer_without_worker: answer_without_worker(app.clone()),
             metrics: app.metrics.clone(),

@@ -9,7 +9,7 @@ mod writing;
 
 use super::claim::{ClaimedRequest, RequestHandle};
 use super::http1::{FramedRequest, Progress, framing::Framing, head::AnswerInfo};
-use super::{Resources, peers::Peer, warnings::Warnings};
+use super::{SharedResources, peers::Peer, warnings::BusyWarnings};
 use crate::budget::{Budget, Reservation};
 use crate::config::Limits;
 use crate::error::{BusyReason, Error};
@@ -43,13 +43,13 @@ pub struct LoopContext {
     pub now: Instant,
     pub limits: Arc<Limits>,
     /// Logs that clients are answered 503: at most one line a second for each reason.
-    pub warnings: Arc<Warnings>,
+    pub warnings: Arc<BusyWarnings>,
     /// The kernel's queue of readiness events (epoll), for which sockets are registered.
     pub poll: Poll,
     /// The buffer that all connections read into, one after another. A connection copies only bytes that it cannot use
     /// yet to a buffer of its own.
     pub read_buffer: Box<[u8]>,
-    pub resources: Resources,
+    pub resources: SharedResources,
     /// The time at which a stop of the server ends, even if requests are unanswered; `None` until a stop begins. During
     /// a stop, idle connections are closed.
     pub stop_deadline: Option<Instant>,

@@ -36,10 +36,10 @@ impl EventLoop {
     /// Accepts clients that wait, at most [`MAX_ACCEPTS_PER_CALL`].
     pub(super) fn accept(&mut self) {
         let now = self.context.now;
-        self.accept_at = Some(now);
+        self.next_accept_at = Some(now);
         for _ in 0..MAX_ACCEPTS_PER_CALL {
             let Some(listener) = &mut self.listener else {
-                self.accept_at = None;
+                self.next_accept_at = None;
                 return;
             };
             match listener.accept() {
@@ -48,7 +48,7 @@ impl EventLoop {
                     self.admit(stream, address);
                 }
                 Err(error) if error.kind() == WouldBlock => {
-                    self.accept_at = None;
+                    self.next_accept_at = None;
                     return;
                 }
                 // Goes on accepting, because the error concerns one client only.
@@ -59,7 +59,7 @@ impl EventLoop {
                     let detail = format_args!(": {error}");
                     self.context.warnings.warn("no connection can be accepted", detail, None);
                     if !self.close_surplus() && !self.close_another(BusyReason::TooManyConnections, None) {
-                        self.accept_at = Some(now + ACCEPT_PAUSE);
+                        self.next_accept_at = Some(now + ACCEPT_PAUSE);
                         return;
                     }
                 }
@@ -84,7 +84,7 @@ impl EventLoop {
             return self.context.warnings.warn("a connection cannot be watched", detail, None);
         }
         self.accepted_connections += 1;
-        self.sweep_at.get_or_insert(now + MIN_SWEEP_PAUSE);
+        self.next_sweep_at.get_or_insert(now + MIN_SWEEP_PAUSE);
         let (permit, generation) = (self.permit.clone(), self.accepted_connections << 32);
         let connection = Connection::new(stream, peer, generation, permit, &self.context);
         self.slots.lock(index).expect("there is a slot for each").connection = Some(Box::new(connection));
@@ -194,7 +194,7 @@ impl EventLoop {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frontend::{Listener, Resources};
+    use crate::frontend::{Listener, SharedResources};
     use crate::{budget::Budget, config::Limits, http::Response, metrics::Metrics};
     use std::io::{Read, Write};
     use std::{net::TcpStream, os::unix::net::UnixStream, sync::Arc};
@@ -209,7 +209,7 @@ mod tests {
             listener.listen().unwrap();
             let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let budget = Budget::new(128 << 10);
-            let resources = Resources {
+            let resources = SharedResources {
                 budget: budget.clone(),
                 answer_without_worker: Box::new(|_, _| None),
                 metrics: Arc::new(Metrics::new(&[])),

@@ -10,7 +10,7 @@ mod coalescing;
 use self::coalescing::CoalescingPolicy;
 use super::connection::{Action, Connection, LINGER_TIME, LoopContext, Permit};
 use super::slots::{SlotContents, Slots};
-use super::{Listener, Resources};
+use super::{Listener, SharedResources};
 use crate::{config::Limits, error::BusyReason};
 use mio::{Events, Interest, Poll, Token, Waker, unix::SourceFd};
 use nix::sys::socket::{MsgFlags, recv};
@@ -58,9 +58,9 @@ pub struct EventLoop {
     /// Slots of connections that asked to be called again in the next iteration.
     requeued_slots: Vec<u32>,
     /// The time at which the loop accepts clients next; `None` until the listener reports a client.
-    accept_at: Option<Instant>,
+    next_accept_at: Option<Instant>,
     /// The time of the next sweep, which looks at the deadlines of all connections; `None` if there is no connection.
-    sweep_at: Option<Instant>,
+    next_sweep_at: Option<Instant>,
     /// Wakes the loop for the next deadline. The timer stays set while the loop waits several times: a time-out for
     /// each wait would set a timer of the kernel each time.
     timer: TimerFd,
@@ -75,7 +75,7 @@ impl EventLoop {
     pub fn new(
         listener: Listener,
         limits: Arc<Limits>,
-        resources: Resources,
+        resources: SharedResources,
         ticket_stream: UnixStream,
     ) -> io::Result<EventLoop> {
         let poll = Poll::new()?;
@@ -107,8 +107,8 @@ impl EventLoop {
             free_slots: (0..slots.len() as u32).rev().collect(),
             slots,
             requeued_slots: Vec::new(),
-            accept_at: None,
-            sweep_at: None,
+            next_accept_at: None,
+            next_sweep_at: None,
             timer,
             timer_set_for: None,
             coalescing: CoalescingPolicy::default(),
@@ -130,10 +130,10 @@ impl EventLoop {
             let now = self.context.now;
             // Accepts clients only after the connections were read from: accepting may close an idle connection, and a
             // read may show that a connection is not idle.
-            if self.accept_at.is_some_and(|at| at <= now) {
+            if self.next_accept_at.is_some_and(|at| at <= now) {
                 self.accept();
             }
-            if self.sweep_at.is_some_and(|at| at <= now) {
+            if self.next_sweep_at.is_some_and(|at| at <= now) {
                 self.sweep_deadlines();
             }
             if self.slots.memory_shortage.swap(false, Ordering::Relaxed) {
@@ -158,7 +158,7 @@ impl EventLoop {
         let mut due = mem::take(&mut self.requeued_slots);
         for event in &*events {
             match event.token() {
-                LISTENER => self.accept_at = Some(self.accept_at.unwrap_or(self.context.now)),
+                LISTENER => self.next_accept_at = Some(self.next_accept_at.unwrap_or(self.context.now)),
                 WAKER => self.slots.take_queued_slots(&mut due),
                 TICKET_STREAM if event.is_read_closed() => return Err(ErrorKind::UnexpectedEof.into()),
                 // Discards the answers of tiny_http to tickets that a worker has dropped: unread answers would fill the
@@ -187,7 +187,7 @@ impl EventLoop {
         if !self.requeued_slots.is_empty() {
             return Ok(Some(Duration::ZERO));
         }
-        let times = [self.accept_at, self.sweep_at, self.context.stop_deadline];
+        let times = [self.next_accept_at, self.next_sweep_at, self.context.stop_deadline];
         let first = times.into_iter().flatten().min();
         let Some(first) = first.filter(|first| self.timer_set_for.is_none_or(|at| *first < at)) else {
             return Ok(None);
@@ -262,12 +262,12 @@ impl EventLoop {
             // Admits the clients that connected before the stop: closing the listener would reset their connections.
             for _ in 0..MAX_ACCEPT_CALLS_IN_STOP {
                 self.accept();
-                if self.accept_at != Some(now) {
+                if self.next_accept_at != Some(now) {
                     break;
                 }
             }
             self.listener = None;
-            self.accept_at = None;
+            self.next_accept_at = None;
             self.context.stop_deadline = Some(Instant::now() + self.context.limits.stop_timeout);
             for index in self.slots.map_connections(|index, _| Some(index)) {
                 self.call_connection(index, |connection, context| {
@@ -275,7 +275,7 @@ impl EventLoop {
                     connection.advance(index, context)
                 });
             }
-            self.sweep_at = Some(now + MIN_SWEEP_PAUSE);
+            self.next_sweep_at = Some(now + MIN_SWEEP_PAUSE);
         }
         self.has_no_connections() || self.context.stop_deadline.is_some_and(|at| at <= now)
     }
@@ -299,7 +299,7 @@ impl EventLoop {
         for index in late {
             self.call_connection(index, |connection, context| connection.end_early(None, index, context));
         }
-        self.sweep_at = (!self.has_no_connections()).then(|| next.max(now + MIN_SWEEP_PAUSE));
+        self.next_sweep_at = (!self.has_no_connections()).then(|| next.max(now + MIN_SWEEP_PAUSE));
     }
 
     fn has_no_connections(&self) -> bool {

@@ -4,7 +4,7 @@
 //! [`Harness::release`] is called, `/big/N` answers N bytes, `/empty` answers 204. The frontend answers `/immediate`
 //! without a worker.
 
-use crate::frontend::{ClaimedRequest, Frontend, Listener, Resources, Slots};
+use crate::frontend::{ClaimedRequest, Frontend, Listener, SharedResources, Slots};
 use crate::http::{Request, RequestId, Response};
 use crate::{budget::Budget, config::Limits, metrics::Metrics};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -86,7 +86,7 @@ impl Harness {
         let (frontend, slots) = Frontend::start(
             listener,
             limits.clone(),
-            Resources {
+            SharedResources {
                 budget: budget.clone(),
                 answer_without_worker: Box::new(at_once),
                 metrics: Arc::new(Metrics::new(&[])),

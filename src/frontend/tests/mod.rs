@@ -5,7 +5,7 @@ mod harness;
 mod memory;
 mod private_stream;
 
-use crate::frontend::{Frontend, Listener, Resources, listener::tests::failure};
+use crate::frontend::{Frontend, Listener, SharedResources, listener::tests::failure};
 use crate::{budget::Budget, config::Limits, metrics::Metrics};
 use harness::*;
 use socket2::SockRef;
@@ -695,7 +695,7 @@ fn a_broken_private_stream_is_reported_and_ends_the_frontend() {
     let (frontend, _slots) = Frontend::start(
         listener,
         Limits::default(),
-        Resources {
+        SharedResources {
             budget: Budget::new(1 << 20),
             answer_without_worker: Box::new(|_, _| None),
             metrics: Arc::new(Metrics::new(&[])),

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::config::{Config, Limits};
-use crate::frontend::{Frontend, Listener, Resources};
+use crate::frontend::{Frontend, Listener, SharedResources};
 use crate::{http::Request, server::relay, testing::ScratchDatabase};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -29,7 +29,7 @@ impl Service {
         let listener = Listener::bind("127.0.0.1", 0).unwrap();
         listener.listen().unwrap();
         let address = listener.local_addr().unwrap();
-        let resources = Resources {
+        let resources = SharedResources {
             budget: app.operations.budget.clone(),
             answer_without_worker: Box::new(|_, _| None),
             metrics: app.metrics.clone(),
