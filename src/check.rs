@@ -76,8 +76,8 @@ const LIST_GRANTS_FOR_ROLE: &str = "\
     where rolname = $1";
 
 /// Applies the migrations that the database lacks. Fails if another schema has tables of userd, unless `second_set`
-/// allows a second set of tables. Returns a line for each migration that was applied, then a line for each such schema.
-/// Blocks as long as the migrations take.
+/// allows a second set of tables. Returns a line for each migration that was applied, then a line for each other schema
+/// with tables of userd. Blocks as long as the migrations take.
 pub fn migrate(config: &Config, second_set: bool) -> Result<Vec<String>, StartError> {
     let (hosts, migrations) = (DbHosts::new(config)?, Migrations::load(config.migrations_dir.as_deref())?);
     let applied = migrations.apply_missing(&hosts, true, second_set)?;

@@ -18,7 +18,8 @@ fn parse_tag(text: &str) -> Option<Revision> {
     let micros = u64::from_str_radix(micros, 16).ok()?.cast_signed();
     let updated_at = OffsetDateTime::from_unix_timestamp_nanos(i128::from(micros) * 1000).ok()?;
     let revision = Revision { version: version.parse().ok()?, updated_at };
-    // Refuses another spelling of the numbers, such as `+1` or `01`, because no tag of this service is spelled so.
+    // Refuses another spelling of the version or the time, such as `+1` or `01`, because no tag of this service is
+    // spelled so.
     (etag(revision).trim_matches('"') == text).then_some(revision)
 }
 

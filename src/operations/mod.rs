@@ -233,7 +233,8 @@ impl Operations {
         Create::execute(self, creates);
         self.execute_changes(updates);
         self.execute_changes(deletes);
-        // Executes reads again one by one if the database has refused their statement for the value of one of them.
+        // If the database has refused the statement of several reads because of a value in one of the reads, executes
+        // each read alone.
         let is_batch = commands.len() > 1;
         for (command, outcome) in commands.into_iter().zip(&mut outcomes) {
             let is_read = matches!(command.0, Command::Find(_) | Command::List(_));
@@ -268,7 +269,7 @@ impl Operations {
     /// alone; if the batch meets a lock, has each change retried alone. Refuses changes whose deadline is too near.
     fn execute_changes<C: Change>(&self, mut batch: Vec<BatchItem<C>>) {
         /// Time that a change needs beside its statement, which takes up to `statement_timeout`. A change with less
-        /// time left than both is refused, so that its batch does not wait for a session in vain.
+        /// time left than both together is refused, so that its batch does not wait for a session in vain.
         const TIME_BESIDE_STATEMENT: Duration = Duration::from_millis(100);
         if let [BatchItem { command, deadline, outcome }] = &mut batch[..] {
             **outcome = Some(command.execute_unbatched(self, *deadline).into());

@@ -173,8 +173,8 @@ impl Update {
             let user = operations.find_match(*id, condition)?;
             match before {
                 _ if has_all_values(&user, &self.changes) => return Ok(user),
-                // The user is still at the revision that was read: there was no password to remove, or a trigger has
-                // prevented the change.
+                // The user is still at the revision that was read, because there was no password to remove, or because
+                // a trigger has prevented the change.
                 Some(before) if before.revision() == user.revision() => return Ok(user),
                 Some(_) => return Err(Failure::Contended),
                 None => before = Some(user),
@@ -186,7 +186,7 @@ impl Update {
 /// Returns true if the user already has all values that the changes set. A change of the password always counts as a
 /// new value.
 fn has_all_values(user: &User, changes: &UserChanges) -> bool {
-    // Names all fields, so that code that does not compare a new field does not compile.
+    // Names all fields, so that the compiler reports a new field that is not compared here.
     let UserChanges { name, email, password } = changes;
     password.is_none()
         && name.as_ref().is_none_or(|name| *name == user.name)

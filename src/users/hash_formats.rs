@@ -227,7 +227,8 @@ pub(super) fn rewrite_as_stored(value: &Value) -> Result<String, &'static str> {
     Ok(rewrite_django(text).unwrap_or_else(bare))
 }
 
-/// Rewrites a hash of Django's, as in `pbkdf2_sha256$870000$salt$hash`, in PHC form. Django's salt is text, not base64.
+/// Rewrites a hash of Django's, as in `pbkdf2_sha256$870000$salt$hash`, in PHC form. Encodes the salt in base64,
+/// because the salt is plain text in Django's form.
 fn rewrite_django(text: &str) -> Option<String> {
     let parts: Vec<&str> = text.strip_prefix("pbkdf2_")?.split('$').collect();
     let [digest, rounds, salt, hash] = parts[..] else { return None };

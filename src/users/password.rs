@@ -12,7 +12,7 @@ use serde_json::Value;
 use std::iter;
 use unicode_normalization::is_nfc;
 
-/// The most bytes of a hash, as in the check of its column.
+/// The most bytes of a hash. The column in the database has the same limit.
 const MAX_HASH_BYTES: usize = 512;
 
 /// The hash of a password: a PHC string (`$argon2id$v=19$m=19456,t=2,p=1$…`), or a hash in another program's format. No
@@ -108,8 +108,8 @@ impl Hasher {
     /// Without a hash, or with a hash that cannot be parsed, no password matches. The answer takes the time of a hash
     /// of ours, so that a client cannot tell by the time which users exist. An imported hash takes its own time.
     ///
-    /// Blocks for the work of one hash. A password that is not in NFC takes two: another program may have hashed the
-    /// password as the client sent it.
+    /// Blocks for the work of one hash, or of two for a password that is not in NFC, because another program may have
+    /// hashed the password in the form that the client sent.
     pub fn verify(&self, password: &Secret, hash: Option<&PasswordHash>) -> PasswordMatch {
         let (normalized, sent) = (to_nfc(password.expose()), password.expose());
         let forms = || iter::once(&*normalized).chain((normalized != sent).then_some(sent));

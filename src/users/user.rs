@@ -10,20 +10,20 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 use time::OffsetDateTime;
 
-/// The most characters of a name, as in the check of its column.
+/// The most characters of a name. The column in the database has the same limit.
 pub const MAX_NAME_CHARS: usize = 1000;
 
-/// The most characters of an e-mail address, as in the check of its column.
+/// The most characters of an e-mail address. The column in the database has the same limit.
 pub const MAX_EMAIL_CHARS: usize = 254;
 
-/// The least characters of a password, as in the create schemas.
+/// The fewest characters of a password. The schemas of a create have the same limit.
 pub const MIN_PASSWORD_CHARS: usize = 8;
 
 /// Bytes of memory that a usual user takes in a page.
 pub const USUAL_USER_BYTES: usize = 1 << 10;
 
 /// Bytes of the longest JSON of a user: each character of the texts may take six bytes (`\u0001`), and all else takes
-/// 134. The test `fields::the_largest_user` fails if this number leaves a field out.
+/// 134 bytes. The test `fields::the_largest_user` fails if this number leaves a field out.
 pub const MAX_USER_BYTES: usize = 6 * (MAX_NAME_CHARS + MAX_EMAIL_CHARS) + 134;
 
 /// Names of a user's fields in answers, exports and imports.
