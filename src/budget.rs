@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// How long a reservation that waits for memory sleeps before it looks again whether the memory is free.
 const SHORTAGE_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The memory that may be held for clients, and the memory that is held. Clones count together.
+/// The memory that may be held for clients, and the memory that is held. Clones share one count.
 #[derive(Clone)]
 pub struct Budget {
     /// The most bytes that may be held for clients.

@@ -34,7 +34,7 @@ impl Cors {
         }
         let mut fields = fields.filter(|(name, _)| name.eq_ignore_ascii_case("origin"));
         match (fields.next(), fields.next()) {
-            (Some((_, origin)), None) => match find_entry(origins, origin) {
+            (Some((_, origin)), None) => match find_allowed_origin(origins, origin) {
                 Some(entry) => Cors::Allowed(entry.clone()),
                 None => Cors::VaryOnly,
             },
@@ -86,7 +86,7 @@ impl Cors {
 }
 
 /// Returns the entry of `ALLOWED_ORIGINS` that allows the origin of a request.
-fn find_entry<'a>(origins: &'a [Arc<str>], origin: &[u8]) -> Option<&'a Arc<str>> {
+fn find_allowed_origin<'a>(origins: &'a [Arc<str>], origin: &[u8]) -> Option<&'a Arc<str>> {
     origins.iter().find(|allowed| ***allowed == *"*" || allowed.as_bytes() == origin)
 }
 
@@ -173,11 +173,15 @@ mod tests {
             ("*", None),
             ("", None),
         ] {
-            assert_eq!(find_entry(&origins, origin.as_bytes()).map(|entry| &**entry), entry, "{origin}");
+            assert_eq!(
+                find_allowed_origin(&origins, origin.as_bytes()).map(|entry| &**entry),
+                entry,
+                "{origin}"
+            );
         }
         let any = entries("*");
-        assert_eq!(find_entry(&any, b"https://x.example").map(|entry| &**entry), Some("*"));
-        assert_eq!(find_entry(&any, b"*"), find_entry(&any, b"https://x.example"));
-        assert!(find_entry(&[], b"*").is_none());
+        assert_eq!(find_allowed_origin(&any, b"https://x.example").map(|entry| &**entry), Some("*"));
+        assert_eq!(find_allowed_origin(&any, b"*"), find_allowed_origin(&any, b"https://x.example"));
+        assert!(find_allowed_origin(&[], b"*").is_none());
     }
 }

@@ -8,7 +8,7 @@ use std::fmt::Display;
 pub struct MetricsText {
     /// The text so far, which is complete once all metrics are added.
     pub written: String,
-    family: &'static str,
+    current_family: &'static str,
 }
 
 impl MetricsText {
@@ -16,7 +16,7 @@ impl MetricsText {
     /// only grows until the process ends), `gauge` or `histogram`; `help` is one line.
     pub fn add_family(&mut self, name: &'static str, kind: &str, help: &str) {
         self.written += &format!("# HELP {name} {help}\n# TYPE {name} {kind}\n");
-        self.family = name;
+        self.current_family = name;
     }
 
     /// Adds a value of a counter or a gauge. Escapes no label, because labels are constants.
@@ -51,6 +51,6 @@ impl MetricsText {
     fn add_sample(&mut self, suffix: &str, labels: &[(&str, &str)], value: impl Display) {
         let labels: Vec<_> = labels.iter().map(|(name, label)| format!("{name}=\"{label}\"")).collect();
         let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
-        self.written += &format!("{}{suffix}{labels} {value}\n", self.family);
+        self.written += &format!("{}{suffix}{labels} {value}\n", self.current_family);
     }
 }

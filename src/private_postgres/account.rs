@@ -88,8 +88,8 @@ impl Account {
             // SAFETY: the kernel reads nothing behind the pointer, as the number of groups is 0.
             unsafe { libc::syscall(libc::SYS_setgroups, 0, ptr::null::<libc::gid_t>()) };
             // Calls `setfsgid` and `setfsuid` twice, because they return the identity before the call: the second call
-            // tells whether the first call succeeded. They change only the identity for access to files: the account
-            // could trace a thread whose real user it is.
+            // tells whether the first call succeeded. They change only the identity for access to files: if the
+            // account were the thread's real user, its processes could trace the thread.
             setfsgid(gid);
             setfsuid(uid);
             assert_eq!((setfsgid(gid), setfsuid(uid)), (gid, uid), "root has become the account before");

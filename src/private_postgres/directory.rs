@@ -187,10 +187,11 @@ fn check_no_foreign_links(dir: &Path, account: &Account) -> Result<()> {
 /// Checks that a directory has a cluster, or at most files that a failed start has left: userd must not use a directory
 /// with files of other programs.
 fn check_entries(dir: &Path, account: &Account) -> Result<()> {
-    const ALLOWED_NAMES: [&str; 5] = ["pgdata", "postgres.log", "lock", ".s.PGSQL.", "lost+found"];
+    /// The beginnings of the names that a directory may have before it has a cluster.
+    const ALLOWED_PREFIXES: [&str; 5] = ["pgdata", "postgres.log", "lock", ".s.PGSQL.", "lost+found"];
     let entries = fs::read_dir(dir).map_err(account.cannot("read", dir))?;
     let mut names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
-    let is_foreign = |name: &String| !ALLOWED_NAMES.iter().any(|allowed| name.starts_with(allowed));
+    let is_foreign = |name: &String| !ALLOWED_PREFIXES.iter().any(|allowed| name.starts_with(allowed));
     match names.find(is_foreign).filter(|_| !dir.join("pgdata").exists()) {
         Some(name) => {
             Err(bad_dir(dir, &format!("is neither empty nor a cluster of userd's (it has {name:?})")))

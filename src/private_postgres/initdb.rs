@@ -30,7 +30,7 @@ pub(super) fn make_cluster(directory: &ClusterDir, programs: &Path, options: &[&
         file.write_all(ADDED_CONFIGURATION.as_bytes())?;
         file.sync_all()?;
         fs::rename(&new, directory.pgdata())?;
-        // Syncs the directory, so that the rename outlasts a power failure.
+        // Syncs the directory, so that `pgdata` keeps its new name after a power failure.
         File::open(&directory.path)?.sync_all()
     };
     finish().map_err(ClusterError::cannot("finish", &new))

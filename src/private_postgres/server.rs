@@ -6,7 +6,7 @@ use nix::unistd::Pid;
 use std::io::{Read, Seek, SeekFrom};
 use std::{fs, path::Path, process::Child};
 
-/// Settings of every server.
+/// The PostgreSQL settings of every private server, of a kept cluster as of a shared server.
 const SERVER_SETTINGS: [&str; 10] = [
     "listen_addresses=",
     // The server works in `pgdata`, and its socket is in the parent directory.

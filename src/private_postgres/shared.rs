@@ -30,7 +30,7 @@ const MIN_FREE_BYTES: u64 = 2 << 30;
 /// The most time for which a process waits until another process has started or removed the server.
 const MAX_WAIT: Duration = Duration::from_secs(60);
 
-/// Settings of a server whose data are not kept.
+/// The further PostgreSQL settings of a server whose data are not kept: speed before safety.
 const SCRATCH_SETTINGS: [&str; 7] = [
     "fsync=off",
     "synchronous_commit=off",
