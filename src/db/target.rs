@@ -46,7 +46,7 @@ fn is_listed(name: &str, list: &str) -> bool {
 /// The database to connect to, as the settings name it. `Display` writes hosts, database, user and TLS for the log.
 /// Neither `Display` nor `Debug` shows the password.
 #[derive(Clone, Debug)]
-pub struct Target {
+pub struct DbTarget {
     /// The settings of the client library for each host. The files of certificates are in `tls`, because the client
     /// library does not know them.
     pub hosts: Vec<postgres::Config>,
@@ -56,13 +56,13 @@ pub struct Target {
     pub warnings: Vec<String>,
 }
 
-impl Target {
+impl DbTarget {
     /// Returns the database that the settings name. An error names the variable and the parameter.
-    pub fn new(config: &Config) -> Result<Target, ConfigError> {
+    pub fn new(config: &Config) -> Result<DbTarget, ConfigError> {
         let wrong = |variable| move |problem| ConfigError { variable, problem };
         let os_user = config.os_user.as_deref();
         let mut target = match &config.database {
-            Database::Url(url) => Target::parse(url.expose(), os_user).map_err(wrong("DATABASE_URL"))?,
+            Database::Url(url) => DbTarget::parse(url.expose(), os_user).map_err(wrong("DATABASE_URL"))?,
             Database::Parts { ssl: false, .. } if config.db_ssl_ca.is_some() => {
                 let problem = "a file of certificates to trust is given, but TLS is off";
                 return Err(wrong("DB_SSL_CA")(problem.to_owned()));
@@ -73,7 +73,7 @@ impl Target {
                 let pairs = [("host", trim_value(host)), ("port", &port), ("dbname", name), ("user", user)];
                 let pairs = pairs.into_iter().chain([("password", password), ("sslmode", mode)]);
                 let pairs = pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-                let mut target = Target::from_pairs(pairs, 0, os_user).map_err(wrong("DB_HOST"))?;
+                let mut target = DbTarget::from_pairs(pairs, 0, os_user).map_err(wrong("DB_HOST"))?;
                 target.tls.root_file = config.db_ssl_ca.clone();
                 target
             }
@@ -92,11 +92,11 @@ impl Target {
 
     /// Parses a URL or `keyword=value` pairs as libpq does. If they name no user, the user is `os_user`; if they name no database, it
     /// has the user's name. An error names the parameter.
-    pub fn parse(text: &str, os_user: Option<&str>) -> Result<Target, String> {
+    pub fn parse(text: &str, os_user: Option<&str>) -> Result<DbTarget, String> {
         let text = trim_value(text);
         let (scheme, url) = text.split_once("://").unwrap_or_default();
         if scheme.is_empty() || scheme.contains('=') {
-            return Target::from_pairs(parse_keyword_pairs(text)?, 0, os_user);
+            return DbTarget::from_pairs(parse_keyword_pairs(text)?, 0, os_user);
         }
         if !["postgres", "postgresql"].contains(&scheme) {
             return Err("a URL must start with postgres:// or postgresql://".to_owned());
@@ -124,12 +124,12 @@ impl Target {
         let decoded = |text: &str| percent_decode(text).map(Cow::into_owned).ok_or(BAD_PERCENT_ENCODING);
         let pairs = base.map(Ok).chain(parameters);
         let pairs = pairs.map(|pair| pair.and_then(|(name, value)| Ok((decoded(name)?, decoded(value)?))));
-        Target::from_pairs(pairs.collect::<Result<_, _>>()?, 5, os_user)
+        DbTarget::from_pairs(pairs.collect::<Result<_, _>>()?, 5, os_user)
     }
 
     /// Returns the database that the parameters `pairs` name. An error tells a parameter by its number instead of its
     /// name. The first `unnumbered` pairs are the parts of a URL before its '?', and have no number.
-    fn from_pairs(pairs: ParamList, unnumbered: usize, os_user: Option<&str>) -> Result<Target, String> {
+    fn from_pairs(pairs: ParamList, unnumbered: usize, os_user: Option<&str>) -> Result<DbTarget, String> {
         let (mut values, warnings) = accept_parameters(pairs, unnumbered)?;
         // Drops empty values, as libpq does. Keeps the empty values of parameters that take only certain words, so that
         // these values are refused below.
@@ -170,7 +170,7 @@ impl Target {
         if most > 1 && most != hosts.len() {
             return Err("it has different numbers of hosts, addresses and ports".to_owned());
         }
-        Ok(Target { hosts, tls, warnings })
+        Ok(DbTarget { hosts, tls, warnings })
     }
 }
 
@@ -328,7 +328,7 @@ fn default_socket_dir() -> &'static str {
     if Path::new(directory).is_dir() { directory } else { "/tmp" }
 }
 
-impl fmt::Display for Target {
+impl fmt::Display for DbTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (database, user) = (self.hosts[0].get_dbname(), self.hosts[0].get_user());
         write!(f, "database {:?} as user {:?} on ", database.unwrap_or_default(), user.unwrap_or_default())?;
@@ -360,7 +360,7 @@ mod tests {
 
     /// Parses an address. Returns its line for the log and the warnings, or `! ` and the error.
     fn shown(text: &str) -> String {
-        match Target::parse(text, Some("me")) {
+        match DbTarget::parse(text, Some("me")) {
             Ok(target) => [vec![target.to_string()], target.warnings].concat().join(" | "),
             Err(error) => format!("! {error}"),
         }
@@ -534,7 +534,7 @@ mod tests {
             assert_eq!(shown(text), shown("postgres://u@h/d"), "{text:?}");
         }
         assert_eq!(shown("dbname='a\nb' host='c\nd' sslmode=disable").lines().count(), 1);
-        assert_eq!(Target::parse("host=h", None).unwrap_err(), "it names no user");
+        assert_eq!(DbTarget::parse("host=h", None).unwrap_err(), "it names no user");
     }
 
     #[cfg(feature = "tls")]
@@ -560,13 +560,13 @@ mod tests {
             ("ssl=true", SslMode::Require, Verification::Nothing, None),
             ("sslmode=require sslnegotiation=direct", SslMode::Require, Verification::Nothing, None),
         ] {
-            let target = Target::parse(&format!("host=h {text}"), Some("u")).unwrap();
+            let target = DbTarget::parse(&format!("host=h {text}"), Some("u")).unwrap();
             assert_eq!(target.hosts[0].get_ssl_mode(), mode, "{text}");
             let root_file = roots.map(Into::into);
             let tls = TlsSettings { verification, root_file, client_files: None };
             assert_eq!(target.tls, tls, "{text}");
         }
-        let target = Target::parse("postgres://h?sslcert=%2Fc&sslkey=/k", Some("u")).unwrap();
+        let target = DbTarget::parse("postgres://h?sslcert=%2Fc&sslkey=/k", Some("u")).unwrap();
         assert_eq!(target.tls.client_files, Some(("/c".into(), "/k".into())));
         assert_rows("
             host=h sslmode=on                      | ! sslmode is not one of disable, allow, prefer, require, verify-ca or verify-full
@@ -583,7 +583,7 @@ mod tests {
     #[cfg(feature = "tls")]
     #[test]
     fn other_parameters() {
-        let target = Target::parse(
+        let target = DbTarget::parse(
             "postgres://u:p%40ss@h/d?connect_timeout=3&application_name=it's&options=-c%20a%3D%5C%20b\
              &tcp_user_timeout=1500&keepalives_count=4&keepalives_idle=6&target_session_attrs=primary\
              &load_balance_hosts=random&channel_binding=require&gssencmode=prefer&fallback_application_name=x\
@@ -606,7 +606,7 @@ mod tests {
         assert_eq!(config.get_keepalives_idle(), Duration::from_secs(6));
         assert_eq!(config.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
         assert_eq!(config.get_channel_binding(), ChannelBinding::Require);
-        let config = &Target::parse("host=h user=u", None).unwrap().hosts[0];
+        let config = &DbTarget::parse("host=h user=u", None).unwrap().hosts[0];
         assert_eq!(config.get_application_name(), Some("userd"));
         assert_eq!(config.get_tcp_user_timeout(), Some(&Duration::from_secs(10)));
         assert_eq!(config.get_keepalives_idle(), Duration::from_secs(5));
@@ -642,7 +642,7 @@ mod tests {
     #[test]
     fn a_build_without_tls_refuses_to_require_it() {
         for mode in ["require", "verify-full"] {
-            let error = Target::parse(&format!("host=h user=u sslmode={mode}"), None).unwrap_err();
+            let error = DbTarget::parse(&format!("host=h user=u sslmode={mode}"), None).unwrap_err();
             assert!(error.contains("feature `tls`"), "{error}");
         }
         assert_rows("postgres://u@h/d?sslmode=disable | D h:5432, no TLS");
@@ -654,7 +654,7 @@ mod tests {
         let target = |host: &str, ssl, db_ssl_ca: Option<&str>| {
             let (name, user, password) = ("d".into(), "u".into(), "secret".into());
             let database = Database::Parts { host: host.into(), port: 1, name, user, password, ssl };
-            Target::new(&Config { database, db_ssl_ca: db_ssl_ca.map(Into::into), ..Config::default() })
+            DbTarget::new(&Config { database, db_ssl_ca: db_ssl_ca.map(Into::into), ..Config::default() })
         };
         let shown = |host, ssl, ca| match target(host, ssl, ca) {
             Ok(target) => target.to_string(),
@@ -707,7 +707,7 @@ mod tests {
             "postgres://u@h/d&password=secret",
             "host=h dbname=postgres://u:secret@h/d",
         ] {
-            let line = format!("{:?} {}", Target::parse(text, Some("u")), shown(text));
+            let line = format!("{:?} {}", DbTarget::parse(text, Some("u")), shown(text));
             assert!(!line.contains("secret"), "{text}: {line}");
         }
     }

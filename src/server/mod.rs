@@ -10,7 +10,7 @@ use crate::config::{Config, Limits};
 use crate::frontend::{AnswerWithoutWorker, ClientName, Frontend, Listener, SharedResources};
 pub use crate::frontend::{resolve_addresses, shown_address};
 use crate::http::{Request, RequestId};
-use crate::{db::target::Target, error::StartError};
+use crate::{db::target::DbTarget, error::StartError};
 use lanes::Capacity;
 use std::time::{Duration, Instant};
 use std::{io, net::SocketAddr, sync::Arc, thread};
@@ -49,7 +49,7 @@ impl BoundServer {
     pub fn bind(config: &Config) -> Result<BoundServer, StartError> {
         config.check()?;
         // Fails for a database address that cannot be used before anything is bound.
-        Target::new(config)?;
+        DbTarget::new(config)?;
         let listener = if config.sockets.is_empty() {
             Listener::bind(&config.host, config.port)
         } else {

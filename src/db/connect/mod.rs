@@ -13,7 +13,7 @@ mod time_limit;
 
 use super::session::Session;
 use super::sqlstate::explain;
-use super::target::Target;
+use super::target::DbTarget;
 use super::tls::{self, Connector};
 use crate::config::Config;
 use crate::error::StartError;
@@ -31,7 +31,7 @@ use time_limit::{MAX_CONNECT_TIME, UnansweredConnects};
 /// The database servers that the settings name, and all that is needed to connect to them.
 pub struct DbHosts {
     /// The parsed connection string.
-    pub target: Target,
+    pub target: DbTarget,
     /// The current epoch. Sessions that were opened in an earlier epoch are not used any more.
     pub epoch: Epoch,
     tls: Connector,
@@ -45,7 +45,7 @@ pub struct DbHosts {
     /// The connects that were given up, for each host of `target`.
     unanswered_connects: Vec<UnansweredConnects>,
     /// The time of the last search for a server that takes changes.
-    last_primary_check: Mutex<Option<Instant>>,
+    last_primary_check_at: Mutex<Option<Instant>>,
 }
 
 impl DbHosts {
@@ -53,7 +53,7 @@ impl DbHosts {
     /// settings name, cannot be used.
     pub fn new(config: &Config) -> Result<Arc<DbHosts>, StartError> {
         config.check()?;
-        let target = Target::new(config)?;
+        let target = DbTarget::new(config)?;
         for warning in &target.warnings {
             log::warn!("DATABASE_URL: {warning}");
         }
@@ -68,7 +68,7 @@ impl DbHosts {
             pooling: Mutex::new(TransactionPooling::from_config(config)),
             set_search_path: OnceLock::new(),
             unanswered_connects: target.hosts.iter().map(|_| UnansweredConnects::default()).collect(),
-            last_primary_check: Mutex::default(),
+            last_primary_check_at: Mutex::default(),
             target,
         }))
     }
@@ -106,7 +106,7 @@ impl DbHosts {
     /// false in between, because a database may take no changes for a long time, and each refused change would connect.
     pub fn finds_primary(&self) -> bool {
         const PRIMARY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
-        let Some(mut last) = self.last_primary_check.try_lock() else { return false };
+        let Some(mut last) = self.last_primary_check_at.try_lock() else { return false };
         if last.is_some_and(|at: Instant| at.elapsed() < PRIMARY_CHECK_INTERVAL) {
             return false;
         }
@@ -123,10 +123,10 @@ impl DbHosts {
         attrs: Option<TargetSessionAttrs>,
         max_time: Duration,
     ) -> Result<Client, ConnectError> {
-        let (began, mut refusal) = (Instant::now(), ConnectError::Silent);
+        let (began, mut refusal) = (Instant::now(), ConnectError::NoAnswer);
         for (host, unanswered_connects) in self.target.hosts.iter().zip(&self.unanswered_connects) {
             if unanswered_connects.is_paused() {
-                refusal = ConnectError::Silent;
+                refusal = ConnectError::NoAnswer;
                 continue;
             }
             let mut host = host.clone();
@@ -172,8 +172,8 @@ pub enum ConnectError {
     Refused(postgres::Error),
     /// The server has accepted the connection, but does not answer.
     #[error("the server does not answer")]
-    Silent,
+    NoAnswer,
     /// The system lacks what a connect needs: a file descriptor, or memory for a thread.
     #[error("the system refuses a connection: {0}")]
-    System(io::Error),
+    NoResources(io::Error),
 }

@@ -2,7 +2,7 @@
 //! change the password without a restart.
 
 use crate::config::{Config, Database};
-use crate::db::target::Target;
+use crate::db::target::DbTarget;
 use crate::secret;
 use parking_lot::Mutex;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ pub struct Password {
 
 impl Password {
     /// Returns the password that the settings name.
-    pub fn new(config: &Config, target: &Target) -> Password {
+    pub fn new(config: &Config, target: &DbTarget) -> Password {
         let file_has_url = matches!(config.database, Database::Url(_));
         let current = Mutex::new(target.password());
         Password { file: config.db_password_file.clone(), file_has_url, current }
@@ -31,7 +31,7 @@ impl Password {
         let Some(file) = &self.file else { return current.clone() };
         let parse = |text: String| {
             if self.file_has_url {
-                Ok(Target::parse(&text, Some(""))?.password())
+                Ok(DbTarget::parse(&text, Some(""))?.password())
             } else {
                 Ok(Some(text.into_bytes()))
             }

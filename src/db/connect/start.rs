@@ -29,7 +29,7 @@ impl DbHosts {
         const RETRY_PAUSE: Duration = Duration::from_millis(500);
         const LIFT_TIMEOUTS: &str = "set statement_timeout = 0; set lock_timeout = 0";
         let mut deadline = Instant::now() + self.config.db_connect_timeout;
-        let mut error = ConnectError::Silent;
+        let mut error = ConnectError::NoAnswer;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.open_session(LIFT_TIMEOUTS, None, left) {
@@ -43,7 +43,7 @@ impl DbHosts {
                     continue;
                 }
                 // Keeps the error of an earlier try, because this last try had too little time for an answer.
-                Err(ConnectError::Silent) if left < MAX_CONNECT_TIME => {}
+                Err(ConnectError::NoAnswer) if left < MAX_CONNECT_TIME => {}
                 Err(refusal) => error = refusal,
             }
             let is_final = matches!(&error, ConnectError::Refused(error) if is_final_refusal(error));

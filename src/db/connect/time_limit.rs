@@ -25,7 +25,7 @@ const DESCRIPTORS_PER_CONNECT: usize = 12;
 pub struct UnansweredConnects {
     waiting_threads: Arc<AtomicU32>,
     /// The time at which the last connect was given up.
-    last_given_up: Mutex<Option<Instant>>,
+    last_given_up_at: Mutex<Option<Instant>>,
 }
 
 impl UnansweredConnects {
@@ -34,7 +34,7 @@ impl UnansweredConnects {
     pub fn is_paused(&self) -> bool {
         const FIRST_PAUSE: Duration = Duration::from_millis(250);
         let threads = self.waiting_threads.load(Ordering::Relaxed);
-        self.last_given_up.lock().is_some_and(|last| last.elapsed() < FIRST_PAUSE * threads * threads)
+        self.last_given_up_at.lock().is_some_and(|last| last.elapsed() < FIRST_PAUSE * threads * threads)
     }
 
     /// Connects to the host, and executes `set_up_sql`. Blocks for at most [`MAX_CONNECT_TIME`], or for a longer
@@ -57,10 +57,10 @@ impl UnansweredConnects {
             client.batch_execute(&set_up_sql).map(|()| client)
         };
         let connected = run_within(bound.min(max_time), &self.waiting_threads, || catch_panic(connect));
-        if matches!(connected, Err(ConnectError::Silent)) {
-            *self.last_given_up.lock() = Some(Instant::now());
+        if matches!(connected, Err(ConnectError::NoAnswer)) {
+            *self.last_given_up_at.lock() = Some(Instant::now());
         }
-        connected?.map_err(ConnectError::System)?.map_err(ConnectError::Refused)
+        connected?.map_err(ConnectError::NoResources)?.map_err(ConnectError::Refused)
     }
 }
 
@@ -78,10 +78,10 @@ pub fn run_within<T: Send + 'static>(
             counted.fetch_sub(1, Ordering::Relaxed);
         }
     };
-    thread::Builder::new().name("connect".to_owned()).spawn(run).map_err(ConnectError::System)?;
+    thread::Builder::new().name("connect".to_owned()).spawn(run).map_err(ConnectError::NoResources)?;
     receiver.recv_timeout(max_time).map_err(|_| {
         waiting_threads.fetch_add(1, Ordering::Relaxed);
-        ConnectError::Silent
+        ConnectError::NoAnswer
     })
 }
 

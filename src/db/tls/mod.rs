@@ -37,7 +37,7 @@ pub enum Verification {
 pub use postgres::NoTls as Connector;
 
 /// Returns a connector without TLS, for a build without the feature `tls`. Settings that require TLS were refused
-/// before, by `Target`.
+/// before, by `DbTarget`.
 #[cfg(not(feature = "tls"))]
 pub fn connector(_: &TlsSettings) -> Result<Connector, String> {
     Ok(Connector)

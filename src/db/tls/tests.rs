@@ -13,7 +13,7 @@ use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use super::connector;
 use crate::config::{Config, Database};
 use crate::db::explain;
-use crate::db::target::Target;
+use crate::db::target::DbTarget;
 use tls_servers::{Cluster, Pki};
 
 // These modules are also in tests/it, for the tests of the command over TLS.
@@ -29,7 +29,7 @@ use account::Account;
 use machine::{TempDir, free_port, pause, programs_of_postgres};
 
 /// Connects. Returns "tls" or "plain", or the line that explains the error.
-fn connect(target: &Target) -> String {
+fn connect(target: &DbTarget) -> String {
     let connector = match connector(&target.tls) {
         Ok(connector) => connector,
         Err(error) => return format!("connector: {error}"),
@@ -54,7 +54,7 @@ fn connect(target: &Target) -> String {
 
 /// Parses a connection string and connects. Returns what `connect` does, or the error of the string.
 fn parse_and_connect(text: &str) -> String {
-    match Target::parse(text, None) {
+    match DbTarget::parse(text, None) {
         Ok(target) => connect(&target),
         Err(error) => format!("target: {error}"),
     }
@@ -299,7 +299,7 @@ fn single_settings() {
         let (port, password, ssl) = (server.port, password.into(), db_ssl_ca.is_some());
         let database = Database::Parts { host, port, name, user, password, ssl };
         let config = Config { database, db_ssl_ca: db_ssl_ca.cloned(), ..Config::default() };
-        assert_eq!(connect(&Target::new(&config).unwrap()), expected);
+        assert_eq!(connect(&DbTarget::new(&config).unwrap()), expected);
     }
 }
 
