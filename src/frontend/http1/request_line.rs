@@ -185,7 +185,7 @@ mod tests {
             ("GET / HTTP/1.1", Ok("GET /")),
             ("GET /a?b HTTP/1.9", Ok("GET /a?b")),
             ("GET http://h HTTP/1.1", Ok("GET /")),
-            ("GET HTTP_SCHEME://h?q HTTP/1.1", Ok("GET /?q")),
+            ("GET HTTP://h?q HTTP/1.1", Ok("GET /?q")),
             ("GET http://h:1/x HTTP/1.0", Ok("GET /x")),
             ("OPTIONS * HTTP/1.1", Ok("OPTIONS *")),
             ("OPTIONS http://h HTTP/1.1", Ok("OPTIONS *")),
