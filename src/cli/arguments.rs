@@ -1,6 +1,6 @@
 //! The arguments of the command line, parsed by clap.
 
-use super::commands::{self, OPERAND, OptionName, Verb, command, with_settings};
+use super::commands::{self, OPERAND, OptionName, Subcommand, clap_command, help_with_settings};
 use super::{Failure, print};
 use crate::{config::is_connection_string, transfer::Format};
 use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
@@ -8,12 +8,11 @@ use clap::{ArgMatches, parser::ValueSource};
 use std::path::{Path, PathBuf};
 use std::{borrow::Cow, collections::BTreeMap, ffi::OsString};
 
-/// The subcommand of the command line, with its options and its operand.
+/// The parsed command line: the subcommand, its options and its operand.
 pub struct Args {
-    /// The subcommand.
-    pub verb: Verb,
+    pub subcommand: Subcommand,
     matches: ArgMatches,
-    /// Variables that the command line has set, each with its source: `argument`, or `--env-file`.
+    /// Environment variables that options or `--env-file` have set, each with its source: `argument`, or `--env-file`.
     pub assigned_variables: BTreeMap<String, &'static str>,
 }
 
@@ -22,7 +21,7 @@ impl Args {
     /// and returns `None`.
     pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Option<Args>, Failure> {
         let arguments: Vec<OsString> = arguments.collect();
-        // The arguments behind `--` are the command line of another program.
+        // Looks only at arguments of userd: those behind `--` are for the COMMAND of `userd test`.
         let mut own = arguments.iter().take_while(|argument| *argument != "--");
         if own.any(|argument| is_connection_string(&argument.to_string_lossy())) {
             return Err(Failure::usage(
@@ -33,17 +32,17 @@ impl Args {
         if arguments.iter().any(|argument| is_home(&argument.to_string_lossy())) {
             return Err(Failure::usage("a shell does not expand the ~ behind '=': write \"$HOME/…\""));
         }
-        let mut matches = match command().try_get_matches_from(&arguments) {
+        let mut matches = match clap_command().try_get_matches_from(&arguments) {
             Ok(matches) => matches,
-            Err(error) if !error.use_stderr() => return print(with_settings(&error)).map(|()| None),
+            Err(error) if !error.use_stderr() => return print(help_with_settings(&error)).map(|()| None),
             Err(error) => return Err(Failure::usage(describe_problem(error))),
         };
-        let (verb, matches) = matches.remove_subcommand().unwrap_or((String::new(), matches));
-        let verb = commands::find_verb(&verb);
-        Ok(Some(Args { verb, matches, assigned_variables: BTreeMap::new() }))
+        let (subcommand, matches) = matches.remove_subcommand().unwrap_or((String::new(), matches));
+        let subcommand = commands::find_subcommand(&subcommand);
+        Ok(Some(Args { subcommand, matches, assigned_variables: BTreeMap::new() }))
     }
 
-    /// Returns whether the command line has an option.
+    /// Returns whether the command line has this option.
     pub fn has(&self, option: OptionName) -> bool {
         let known = self.matches.try_contains_id(option.id()).unwrap_or_default();
         known && self.matches.value_source(option.id()) == Some(ValueSource::CommandLine)
@@ -54,24 +53,24 @@ impl Args {
         self.occurrences(option).flatten().last()
     }
 
-    /// Returns the value of each occurrence of an option, `None` for an occurrence without a value.
+    /// Returns a value for each time that the command line has the option: `None` if the option has no value there.
     pub fn occurrences(&self, option: OptionName) -> impl Iterator<Item = Option<&Path>> {
         let occurrences = self.matches.try_get_occurrences::<PathBuf>(option.id()).ok().flatten();
         occurrences.into_iter().flatten().map(|mut values| values.next().map(PathBuf::as_path))
     }
 
-    /// Returns the command behind `--`, with its arguments.
-    pub fn command(&self) -> Vec<&OsString> {
+    /// Returns the COMMAND of `userd test`, with its arguments.
+    pub fn test_command(&self) -> Vec<&OsString> {
         self.matches.get_many(OPERAND.id()).into_iter().flatten().collect()
     }
 
-    /// Returns the operand as a word, which is empty if there is no operand.
+    /// Returns the operand as text, or an empty text if there is no operand.
     pub fn operand_text(&self) -> Cow<'_, str> {
         self.value(OPERAND).map(Path::to_string_lossy).unwrap_or_default()
     }
 
-    /// Returns the directory of the private cluster, or `None` without `--embedded`. Root's default is a directory that
-    /// PostgreSQL's user can enter.
+    /// Returns the directory of the private cluster, or `None` without `--embedded`. The default for root is a
+    /// directory that PostgreSQL's account can enter.
     pub fn embedded_dir(&self) -> Option<PathBuf> {
         let is_root = nix::unistd::Uid::effective().is_root();
         let default = Path::new(if is_root { "/var/lib/userd" } else { "userd-data" });
@@ -83,7 +82,7 @@ impl Args {
         self.value(OPERAND).filter(|file| *file != "-")
     }
 
-    /// Returns the format that `--format` or the file's name says.
+    /// Returns the file format: the value of `--format`, or CSV if the name of the file ends in `.csv`, or else `None`.
     pub fn format(&self) -> Option<Format> {
         match self.value(commands::FORMAT) {
             Some(format) if format == "csv" => Some(Format::Csv),
@@ -96,18 +95,18 @@ impl Args {
     }
 }
 
-/// Returns clap's message about wrong arguments. The message repeats no argument, as an argument may be a secret.
+/// Returns clap's message about wrong arguments. The message repeats no argument, because an argument may be a secret.
 fn describe_problem(mut error: Error) -> String {
     let kind = match error.kind() {
         ErrorKind::UnknownArgument => ContextKind::InvalidArg,
         ErrorKind::InvalidSubcommand | ErrorKind::ArgumentConflict => ContextKind::InvalidSubcommand,
         _ => ContextKind::InvalidValue,
     };
-    // Keeps an empty text, because clap reports a missing value by an empty text.
+    // Hides the argument behind `…`, but leaves an empty text: by an empty text clap says that the value is missing.
     if error.get(kind).is_some_and(|argument| !argument.to_string().is_empty()) {
         error.insert(kind, ContextValue::String("…".to_owned()));
     }
-    // Removes clap's advice to write a wrong argument behind `--`.
+    // Removes clap's tip to write the argument behind `--`, because the tip repeats the argument.
     error.remove(ContextKind::Suggested);
     error.to_string().trim_start_matches("error: ").trim_end().to_owned()
 }
@@ -118,7 +117,7 @@ mod tests {
 
     fn parse(line: &str) -> Result<Args, String> {
         let parsed = Args::parse(format!("userd {line}").split_whitespace().map(OsString::from));
-        parsed.map(|args| args.expect("no help was asked for")).map_err(|failure| failure.line)
+        parsed.map(|args| args.expect("no help was asked for")).map_err(|failure| failure.message)
     }
 
     #[test]
@@ -188,7 +187,7 @@ mod tests {
             }
         }
         let words = ["userd", "import", "host=h password=hunter2"].map(OsString::from);
-        let problem = Args::parse(words.into_iter()).err().expect("no file").line;
+        let problem = Args::parse(words.into_iter()).err().expect("no file").message;
         assert!(problem.contains("DATABASE_URL") && !problem.contains("hunter2"), "{problem}");
         assert!(parse("import --map name=https://x.org/name,email=@email users").is_ok());
     }
@@ -208,7 +207,7 @@ mod tests {
         ];
         for (line, format, file) in rows {
             let args = parse(line).unwrap_or_else(|problem| panic!("{line}: {problem}"));
-            let found = (export::options(&args).format, args.operand_file(), args.embedded_dir());
+            let found = (export::export_options(&args).format, args.operand_file(), args.embedded_dir());
             assert_eq!(found, (format, file.map(Path::new), None), "{line}");
         }
         let wrong = [
@@ -247,6 +246,6 @@ mod tests {
 
     #[test]
     fn the_commands_are_consistent() {
-        command().debug_assert();
+        clap_command().debug_assert();
     }
 }

@@ -1,46 +1,48 @@
-//! The tables of subcommands and options, and clap's command that is made from them. clap parses arguments, and makes
-//! `--help`, the manual page and the completion of shells.
+//! The tables of subcommands and options, and the description of the command line that is made of them for clap. clap
+//! parses arguments, and makes `--help`, the manual page and the completion of shells.
 //!
 //! To add an option, write a row here, and ask `Args` for the option in the file of the subcommand. To add a
-//! subcommand, write a row here, and an arm in `execute` of the module above.
+//! subcommand, write a row here, and an arm in `execute` of `src/cli/mod.rs`.
 
 use crate::config::SETTINGS;
 use clap::builder::{OsStringValueParser, PathBufValueParser, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, ArgAction, Command};
 use std::path::PathBuf;
 
-/// Options that set variables, each with its variable. The help of the option is the help of the variable.
-pub const VARIABLES: [(OptionName, &str); 3] = [(HOST, "HOST"), (PORT, "PORT"), (POSTGRES, "POSTGRES_BIN")];
+/// Options that set an environment variable, each with the name of the variable. The option has the help text of the
+/// variable's setting.
+pub const ENV_OPTIONS: [(OptionName, &str); 3] = [(HOST, "HOST"), (PORT, "PORT"), (POSTGRES, "POSTGRES_BIN")];
 
 /// Name of the subcommand `userd test`, whose failures have exit codes of their own.
-pub const TEST: &str = "test";
+pub const TEST_NAME: &str = "test";
 
 /// Width of the help in columns.
 const HELP_COLUMNS: usize = 100;
 
-/// Placeholder in clap's help for the table of settings, whose lines clap would wrap.
+/// Placeholder in the help text for the table of settings, which replaces it after clap has wrapped the text.
 const SETTINGS_PLACEHOLDER: &str = "{settings}";
 
-/// The meanings of the exit codes.
-pub const EXIT_STATUS: &str = "\
+/// The meanings of the exit codes, for `--help` and the manual page.
+pub const EXIT_CODES: &str = "\
 0: done; of the service: SIGTERM, SIGHUP or Ctrl-C has ended it, and all requests in flight were answered (a signal a \
 second later ends it at once). 1: the service could not start or go on; a line was refused by an import; a check found a \
 problem. 2: an argument or a variable cannot be used. Of `userd test`: the code of COMMAND, 128 + n for a signal n; 125: \
 `userd test` itself failed, 126: COMMAND cannot be executed, 127: COMMAND was not found. 130, 143: ended by SIGINT or SIGTERM; nothing of an export or an \
 import is left. 141: the reader of an export's standard output has closed it.";
 
-/// Declares the subcommands, and the table of their names, operands and helps. An operand `a|b` is one of these words.
-macro_rules! verbs {
-    ($($verb:ident $name:tt $operand:literal: $about:literal;)+) => {
-        /// A subcommand, or the service itself.
+/// Declares the enum of subcommands, and the table with name, operand and help text of each. An operand such as
+/// `bash|zsh` must be one of these words.
+macro_rules! subcommands {
+    ($($subcommand:ident $name:tt $operand:literal: $about:literal;)+) => {
+        /// A subcommand, or `Service` if the command line has none.
         #[derive(Clone, Copy, PartialEq)]
-        pub enum Verb { Service, $($verb,)+ }
+        pub enum Subcommand { Service, $($subcommand,)+ }
 
-        const VERBS: &[(Verb, &str, &str, &str)] = &[$((Verb::$verb, $name, $operand, $about),)+];
+        const SUBCOMMANDS: &[(Subcommand, [&str; 3])] = &[$((Subcommand::$subcommand, [$name, $operand, $about]),)+];
     };
 }
 
-verbs! {
+subcommands! {
     Export "export" "[FILE]": "write all users to FILE, which is complete once it is there, or to standard output";
     Import "import" "[FILE]": "create the users of FILE, or of standard input: all of them, or none if a line is \
         refused";
@@ -51,7 +53,7 @@ verbs! {
         meanwhile";
     Grants "grants" "ROLE": "print the GRANT statements that ROLE needs to run the service on tables that another \
         role owns";
-    Test TEST "[COMMAND]": "run COMMAND, as in `userd test -- pytest -q`, beside a service that is thrown away: \
+    Test TEST_NAME "[COMMAND]": "run COMMAND, as in `userd test -- pytest -q`, beside a service that is thrown away: \
         USERD_URL, USERD_CONTROL and USERD_DATABASE_URL say where; without COMMAND print them, and serve until \
         standard input ends";
     Config "config" "": "print the settings in force and where each comes from, without secrets";
@@ -61,28 +63,29 @@ verbs! {
     Completion "completion" "bash|zsh|fish": "print what makes a shell complete arguments";
 }
 
-/// An option of a subcommand, or its operand.
+/// The name of an option, such as `--port`, or of the operand.
 #[derive(Clone, Copy)]
 pub struct OptionName(&'static str);
 
 impl OptionName {
-    /// Returns clap's identifier.
+    /// Returns the name by which clap knows the option.
     pub fn id(self) -> &'static str {
         self.0
     }
 }
 
-/// The operand of a subcommand.
+/// The name of the operand of any subcommand.
 pub const OPERAND: OptionName = OptionName("operand");
 
-/// Declares a constant for each option, and the table of options: subcommands, value and help. An option without a help
-/// has the help of its setting. The value `[=DIR]` may be missing; the value `on|off` is one of these words.
+/// Declares a constant for each option, and the table with the subcommands, the value and the help text of each. An
+/// option without a help text has that of its setting. The value `[=DIR]` is optional; the value `=on|off` must be one
+/// of these words.
 macro_rules! options {
-    ($($option:ident $name:literal: $([$($verb:ident)+] $value:literal $help:literal;)+)+) => {
+    ($($option:ident $name:literal: $([$($subcommand:ident)+] $value:literal $help:literal;)+)+) => {
         $(pub const $option: OptionName = OptionName($name);)+
 
-        const OPTIONS: &[(OptionName, &[Verb], &str, &str)] =
-            &[$($(($option, &[$(Verb::$verb),+], $value, $help),)+)+];
+        const OPTIONS: &[(OptionName, &[Subcommand], &str, &str)] =
+            &[$($(($option, &[$(Subcommand::$subcommand),+], $value, $help),)+)+];
     };
 }
 
@@ -127,22 +130,22 @@ options! {
         rollback takes back";
 }
 
-/// Returns clap's command `userd` with its subcommands.
-pub fn command() -> Command {
+/// Returns the description of the command line of `userd` for clap.
+pub fn clap_command() -> Command {
     Command::new("userd")
         .version(version())
         .about("A user-management HTTP service over PostgreSQL. Without a command it runs the service.")
         .after_help(format!(
-            "Environment variables, with their defaults:\n{SETTINGS_PLACEHOLDER}\nExit codes: {EXIT_STATUS}"
+            "Environment variables, with their defaults:\n{SETTINGS_PLACEHOLDER}\nExit codes: {EXIT_CODES}"
         ))
         .term_width(HELP_COLUMNS)
         .args_override_self(true)
         .args_conflicts_with_subcommands(true)
-        .args(options(Verb::Service))
+        .args(clap_options(Subcommand::Service))
         .mut_arg(POSTGRES.0, |arg| arg.requires(EMBEDDED.0))
         .mut_arg(ENV_FILE.0, |arg| arg.global(true))
-        .subcommands(VERBS.iter().map(subcommand))
-        .mut_subcommand(TEST, |test| {
+        .subcommands(SUBCOMMANDS.iter().map(clap_subcommand))
+        .mut_subcommand(TEST_NAME, |test| {
             let command = |arg: Arg| arg.last(true).num_args(1..).value_parser(OsStringValueParser::new());
             test.mut_arg(OPERAND.0, command)
                 .mut_arg(UNTIL_SIGNAL.0, |arg| arg.conflicts_with(OPERAND.0))
@@ -150,38 +153,38 @@ pub fn command() -> Command {
         })
 }
 
-/// Returns the version, the commit if the build knows one, and the machine.
+/// Returns the text of `--version`: the version, the commit if the build knows one, and the machine (`x86_64-linux`).
 fn version() -> &'static str {
     let [(_, version), (_, commit), (_, machine)] = crate::metrics::build_labels();
     let separator = if commit.is_empty() { "" } else { ", " };
     format!("{version} ({commit}{separator}{machine})").leak()
 }
 
-/// Returns clap's subcommand for a row of the table.
-fn subcommand(&(verb, name, operand, about): &(Verb, &'static str, &'static str, &'static str)) -> Command {
+/// Returns the description of a subcommand for clap.
+fn clap_subcommand(&(subcommand, [name, operand, about]): &(Subcommand, [&'static str; 3])) -> Command {
     let arg = Arg::new(OPERAND.0).required(!operand.starts_with('['));
     let arg = (!operand.is_empty()).then(|| with_value(arg, operand.trim_matches(['[', ']'])));
     Command::new(name)
         .about(about)
         .after_help("Settings are variables of the environment: `userd --help` lists them.")
         .args_override_self(true)
-        .args(options(verb))
+        .args(clap_options(subcommand))
         .args(arg)
 }
 
 /// Returns the subcommand of this name, or the service for an empty name.
-pub fn find_verb(name: &str) -> Verb {
-    VERBS.iter().find(|row| row.1 == name).map_or(Verb::Service, |row| row.0)
+pub fn find_subcommand(name: &str) -> Subcommand {
+    SUBCOMMANDS.iter().find(|row| row.1[0] == name).map_or(Subcommand::Service, |row| row.0)
 }
 
-/// Returns the options of a subcommand.
-fn options(verb: Verb) -> impl Iterator<Item = Arg> {
-    let rows = OPTIONS.iter().filter(move |(_, verbs, ..)| verbs.contains(&verb));
-    rows.map(|&(option, _, value, help)| self::option(option.0, value, help))
+/// Returns the descriptions of the options of a subcommand for clap.
+fn clap_options(subcommand: Subcommand) -> impl Iterator<Item = Arg> {
+    let rows = OPTIONS.iter().filter(move |(_, subcommands, ..)| subcommands.contains(&subcommand));
+    rows.map(|&(option, _, value, help)| clap_option(option.0, value, help))
 }
 
-/// Returns clap's option for a row of the table.
-fn option(name: &'static str, value: &'static str, help: &'static str) -> Arg {
+/// Returns the description of an option for clap.
+fn clap_option(name: &'static str, value: &'static str, help: &'static str) -> Arg {
     let value_name = value.trim_matches(['[', '=', ']']);
     let setting = SETTINGS.iter().find(|setting| setting.variable == value_name);
     let help = setting.filter(|_| help.is_empty()).map_or(help, |setting| setting.help);
@@ -194,8 +197,8 @@ fn option(name: &'static str, value: &'static str, help: &'static str) -> Arg {
     with_value(arg, value_name)
 }
 
-/// Returns an argument with a value of this name: one of its words if the name is as `on|off`, else a path. An empty
-/// path is refused.
+/// Returns the argument with a value of this name: one of the words of a name such as `on|off`, else a path that is not
+/// empty.
 fn with_value(arg: Arg, name: &'static str) -> Arg {
     let arg = arg.value_name(name);
     if name.contains('|') {
@@ -204,8 +207,8 @@ fn with_value(arg: Arg, name: &'static str) -> Arg {
     arg.value_parser(PathBufValueParser::new())
 }
 
-/// Returns clap's help with the table of settings in place of its placeholder.
-pub fn with_settings(help: &clap::Error) -> String {
+/// Returns the help text with the table of settings in place of its placeholder.
+pub fn help_with_settings(help: &clap::Error) -> String {
     let rows = SETTINGS.iter().map(|setting| {
         let default = setting.default().unwrap_or_else(|| "-".to_owned());
         format!("  {:<19} {default:<12} {}\n", setting.variable, setting.help)

@@ -1,12 +1,13 @@
-//! `--env-file`: reads variables from a file in the form of systemd's `EnvironmentFile=`, so that a subcommand has the
-//! settings of the service.
+//! `--env-file`: reads environment variables from a file in the form of systemd's `EnvironmentFile=`, so that a
+//! subcommand has the settings of the service.
 
 use std::{collections::BTreeMap, ffi::OsString, fs, path::Path};
 
-/// The variables of a file. If a name is there twice, the last line counts.
+/// The variables of an environment file, by name. If the file has a name twice, the last line counts.
 pub type Variables = BTreeMap<String, OsString>;
 
-/// Returns the variables of a file. The error is one line, which quotes no part of the file.
+/// Reads the variables of a file. The error is one line, which quotes no part of the file, because values may be
+/// secret.
 pub fn read(file: &Path) -> Result<Variables, String> {
     let shown = file.display();
     let text = fs::read_to_string(file)
@@ -14,8 +15,8 @@ pub fn read(file: &Path) -> Result<Variables, String> {
     parse(&text).map_err(|line| format!("{shown}: line {line} is not NAME=value or NAME='value'"))
 }
 
-/// Returns the variables of a text. The error is the number of a line that assigns nothing. Blank lines, and lines that
-/// begin with `#` or `;`, are comments.
+/// Parses the lines of a file. The error is the number of the first line that is not `NAME=value`. Skips blank lines,
+/// and lines that begin with `#` or `;`.
 fn parse(text: &str) -> Result<Variables, usize> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let lines = (1..).zip(text.lines().map(str::trim_ascii));
@@ -23,8 +24,8 @@ fn parse(text: &str) -> Result<Variables, usize> {
     lines.map(|(number, line)| parse_assignment(line).ok_or(number)).collect()
 }
 
-/// Returns the name and the value of a line. The value may be in single or double quotes. Refuses an escape or a second
-/// pair of quotes, which other programs read in different ways.
+/// Parses a line `NAME=value`, whose value may be in single or double quotes. Refuses an escape or a second pair of
+/// quotes, because other programs read them in different ways.
 fn parse_assignment(line: &str) -> Option<(String, OsString)> {
     let (name, value) = line.split_once('=')?;
     let (name, value) = (name.trim_ascii_end(), value.trim_ascii_start());

@@ -1,10 +1,10 @@
-//! Makes a configuration from the process's environment: the variables of the table of settings, the name of the user,
-//! and the sockets that a supervisor passes.
+//! Makes a configuration from the process's environment: the variables of the table of settings, the name of the
+//! account that runs userd, and the sockets that a supervisor passes.
 
 use super::{
     Failure,
     arguments::Args,
-    commands::{self, VARIABLES},
+    commands::{self, ENV_OPTIONS},
     env_file,
 };
 use crate::config::{SETTINGS, Scope};
@@ -12,13 +12,13 @@ use crate::{Config, ConfigError, Database};
 use listenfd::ListenFd;
 use std::{env, ffi::OsString, os::fd::OwnedFd, sync::Arc};
 
-const SSL_IS_OFF: &str = "has no effect: TLS to the database is on with the exact text `true`, and beside DATABASE_URL \
+const SSL_IS_IGNORED: &str = "has no effect: TLS to the database is on with the exact text `true`, and beside DATABASE_URL \
                           as its sslmode says";
 
-/// Sets the variables of options, and the variables of `--env-file` that the environment lacks. Must be called while
-/// the process has one thread.
+/// Sets the environment variables of options (`--port` sets `PORT`), and those of `--env-file` that the environment
+/// lacks. Must be called while the process has one thread.
 pub fn set_variables(args: &mut Args) -> Result<(), Failure> {
-    let options = VARIABLES
+    let options = ENV_OPTIONS
         .into_iter()
         .filter_map(|(option, name)| Some((name.to_owned(), args.value(option)?.into(), "argument")));
     let file = args.value(commands::ENV_FILE).map(env_file::read).transpose();
@@ -34,37 +34,37 @@ pub fn set_variables(args: &mut Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns the configuration of the environment and of `--migrate`.
+/// Returns the configuration that the environment variables and `--migrate` give.
 pub fn read_config(args: &Args) -> Result<Config, ConfigError> {
-    let mut config = Config::from_vars(lookup(args))?;
+    let mut config = Config::from_vars(variable_lookup(args))?;
     let user = crate::private_postgres::SystemUser::with_uid(nix::unistd::Uid::effective().as_raw());
     config.os_user = user.map(|user| user.name);
     config.migrate = args.value(commands::MIGRATE).is_none_or(|value| value == "on");
     Ok(config)
 }
 
-/// Returns a function that looks a variable up. With `--embedded` the function ignores variables that choose a
-/// database.
-pub fn lookup(args: &Args) -> impl Fn(&str) -> Option<OsString> + use<> {
+/// Returns a function that looks an environment variable up by its name. With `--embedded`, the function finds no
+/// variable that chooses a database.
+pub fn variable_lookup(args: &Args) -> impl Fn(&str) -> Option<OsString> + use<> {
     let settings = SETTINGS.iter().filter(|setting| setting.scope == Scope::Database);
     let names = settings.map(|setting| setting.variable).filter(|name| *name != "POSTGRES_BIN");
     let ignored: Vec<_> = names.filter(|_| args.has(commands::EMBEDDED)).collect();
     move |name| variable(name).filter(|_| !ignored.contains(&name))
 }
 
-/// Returns the value of a variable. An empty variable counts as unset.
+/// Returns the value of an environment variable, or `None` if the variable is unset or empty.
 pub fn variable(name: &str) -> Option<OsString> {
     env::var_os(name).filter(|value| !value.is_empty())
 }
 
-/// Returns a warning if `DB_SSL` has a text that looks as if it turned TLS on, and does not.
+/// Returns a warning if `DB_SSL` has a text that seems to turn TLS on, but has no effect.
 pub fn ssl_warning(args: &Args, config: &Config) -> Option<String> {
     let is_on = matches!(config.database, Database::Parts { ssl: true, .. });
-    let text = lookup(args)("DB_SSL").filter(|text| !is_on && text != "false");
-    text.map(|text| format!("DB_SSL={text:?} {SSL_IS_OFF}"))
+    let text = variable_lookup(args)("DB_SSL").filter(|text| !is_on && text != "false");
+    text.map(|text| format!("DB_SSL={text:?} {SSL_IS_IGNORED}"))
 }
 
-/// Returns the sockets on which systemd, or a supervisor with the same protocol, listens for this process
+/// Returns the listening sockets that systemd, or a supervisor with the same protocol, has passed to this process
 /// (`LISTEN_FDS`, `LISTEN_PID`).
 pub fn passed_sockets() -> Result<Vec<Arc<OwnedFd>>, Failure> {
     let mut passed = ListenFd::from_env();

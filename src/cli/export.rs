@@ -1,37 +1,38 @@
-//! `userd export`: all users to a file or to standard output.
+//! `userd export`: writes all users to a file or to standard output.
 
 use super::{Failure, arguments::Args, commands, embedded, output::Output};
-use crate::transfer::{self, Export, Format, TransferError};
+use crate::transfer::{self, ExportOptions, Format, TransferError};
 use std::io;
 
 /// The exit code that a shell reports for a program which SIGPIPE, the signal of a closed pipe, has ended.
 const CLOSED_PIPE_CODE: u8 = 128 + 13;
 
-/// Returns the options of the export from the arguments.
-pub fn options(args: &Args) -> Export {
+/// Returns the options of an export that the command line gives.
+pub fn export_options(args: &Args) -> ExportOptions {
     let for_spreadsheets = args.has(commands::FOR_SPREADSHEETS);
     let format = if for_spreadsheets { Format::Csv } else { args.format().unwrap_or(Format::Ndjson) };
-    Export { format, with_password_hashes: args.has(commands::WITH_PASSWORD_HASHES), for_spreadsheets }
+    ExportOptions { format, with_password_hashes: args.has(commands::WITH_PASSWORD_HASHES), for_spreadsheets }
 }
 
 /// Writes all users of the database to a file or to standard output. Blocks until all users are written.
 pub fn export(args: &Args) -> Result<(), Failure> {
-    let options = options(args);
+    let options = export_options(args);
     let mut output = Output::open(args.operand_file(), options.with_password_hashes)?;
     let (config, cluster) = embedded::open_database(args, false)?;
-    let mut export = || transfer::export(&config, options, &mut output.to);
+    let mut export = || transfer::export(&config, options, &mut output.file);
     let exported = match &cluster {
         Some(cluster) => cluster.account.with_rights(export),
         None => export(),
     };
-    exported.and_then(|()| output.finish().map_err(TransferError::Write)).map_err(failure)
+    exported.and_then(|()| output.finish().map_err(TransferError::Write)).map_err(export_failure)
 }
 
-/// Returns the failure of an export. The failure has no line if the reader has closed the output, as `head` does.
-fn failure(error: TransferError) -> Failure {
+/// Returns the failure of an export. Its message is empty if the reader of the output, `head` for example, has closed
+/// it, because that is no error of the export.
+fn export_failure(error: TransferError) -> Failure {
     match error {
         TransferError::Write(error) if error.kind() == io::ErrorKind::BrokenPipe => {
-            Failure { code: CLOSED_PIPE_CODE, line: String::new() }
+            Failure { exit_code: CLOSED_PIPE_CODE, message: String::new() }
         }
         TransferError::Start(error) => error.into(),
         error => Failure::runtime(error),

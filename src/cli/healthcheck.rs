@@ -1,5 +1,5 @@
-//! `userd healthcheck`: asks the server at the configured address whether it is ready. Knows as much of HTTP as the
-//! answer needs.
+//! `userd healthcheck`: asks the server at the configured address whether it is ready. Has an HTTP client of its own,
+//! which can do no more than this.
 
 use super::signals::{exit_now, spawn_thread};
 use super::{Failure, arguments::Args, environment};
@@ -7,23 +7,23 @@ use crate::{Config, server};
 use std::io::{self, Read, Write};
 use std::{net::TcpStream, os::unix::net::UnixStream, thread, time::Duration};
 
-/// Answers that come from an older probe of the database are not believed. A request for `/readyz` starts a new probe
-/// if the last probe is old.
+/// An answer counts only if the server has probed the database within this time. A request for `/readyz` makes the
+/// server probe the database anew if its last probe is old.
 const MAX_PROBE_AGE_SECONDS: u64 = 5;
 
-/// Pause between two requests.
+/// Pause between two requests for `/readyz`.
 const REQUEST_PAUSE: Duration = Duration::from_millis(100);
 
 /// The most bytes of an answer that are read. userd's answers have some 300 bytes.
 const MAX_ANSWER_BYTES: u64 = 4096;
 
-/// Asks the server whether it is ready. Repeats the request until the answer comes from a recent probe of the database.
-/// Blocks for up to the `request_timeout`.
-pub fn healthcheck(args: &Args) -> Result<(), Failure> {
+/// Asks the server whether it is ready. Repeats the request until the server has probed the database recently. Blocks
+/// for up to the `request_timeout`.
+pub fn check_health(args: &Args) -> Result<(), Failure> {
     let Config { host, port, limits, .. } = environment::read_config(args).map_err(Failure::usage)?;
     let late = format!("no answer from {} in time", server::shown_address(&host, port));
-    // A thread ends the process at the time-out, because a connect and an answer that comes byte by byte have no
-    // time-out of their own.
+    // Ends the process from a thread at the time-out, because no time-out of a socket bounds the connect, or an answer
+    // that comes byte by byte.
     spawn_thread("deadline", move || {
         thread::sleep(limits.request_timeout);
         exit_now(1, &late);
@@ -34,7 +34,8 @@ pub fn healthcheck(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns the age of the last probe of the database in seconds. Fails if the service is not ready.
+/// Requests `/readyz`. Returns how many seconds ago the server has probed the database. Fails if the service is not
+/// ready.
 fn request_readiness(host: &str, port: u16) -> Result<u64, String> {
     let connect = || TcpStream::connect(&*server::resolve_addresses(host, port)?);
     let answer = match host.strip_prefix("unix:") {

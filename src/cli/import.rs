@@ -3,25 +3,25 @@
 use super::arguments::Args;
 use super::{Failure, commands, embedded, log::with_priority, signals};
 use crate::check;
-use crate::transfer::{self, Import, Imported, Mapping, TransferError, field_names};
+use crate::transfer::{self, FieldMapping, ImportOptions, ImportOutcome, TransferError, field_names};
 use log::Level;
 use std::io::{self, Write};
 use std::{fs::File, mem, path::Path};
 
-/// Imports the users of a file or of standard input, and reports refused lines. Makes and migrates a private cluster
-/// that is missing, unless the import is a dry run. Blocks until the import has ended.
+/// Imports the users of a file or of standard input, and reports refused lines. With `--embedded`, makes and migrates a
+/// missing cluster first, unless the import is a dry run. Blocks until the import has ended.
 pub fn import(args: &Args) -> Result<(), Failure> {
     let map = args.value(commands::MAP).map(|map| parse_mapping(&map.to_string_lossy())).transpose();
-    let options = Import {
+    let options = ImportOptions {
         format: args.format(),
-        map: map.map_err(|problem| Failure::usage(format!("--map {problem}")))?,
+        mapping: map.map_err(|problem| Failure::usage(format!("--map {problem}")))?,
         ignore_unknown: args.has(commands::IGNORE_UNKNOWN),
         skip_invalid: args.has(commands::SKIP_INVALID),
         skip_existing: args.has(commands::SKIP_EXISTING),
         dry_run: args.has(commands::DRY_RUN),
         as_is: args.has(commands::AS_IS),
         keep_ids: args.has(commands::KEEP_IDS),
-        clear_passwords: args.has(commands::CLEAR_PASSWORDS),
+        hash_passwords: args.has(commands::CLEAR_PASSWORDS),
         requires_ids: args.has(commands::KEEP_IDS),
     };
     let file = args.operand_file();
@@ -34,22 +34,30 @@ pub fn import(args: &Args) -> Result<(), Failure> {
     if cluster.is_some() && !options.dry_run {
         check::migrate(&config, false)?;
     }
-    // Before the commit, takes a lock and never releases it. The handler of signals waits for this lock, so that no
-    // signal ends the process after the commit.
-    let imported = transfer::import(&config, &options, input, || mem::forget(signals::EXIT_CLEANUP.lock()));
-    let done = report_outcome(&options, imported)?;
-    let _ = writeln!(io::stdout(), "{done}");
+    // Locks `CLEANUP` before the commit, and never unlocks it. A signal waits for this lock, so that it does not end
+    // the process after the commit with the message that nothing was imported.
+    let outcome = transfer::import(&config, &options, input, || mem::forget(signals::CLEANUP.lock()));
+    let _ = writeln!(io::stdout(), "{}", report_outcome(&options, outcome.map_err(import_failure)?)?);
     Ok(())
 }
 
-/// Parses a mapping such as `name=displayName,email=emails.0.value`. The error says what is wrong with the text.
-fn parse_mapping(text: &str) -> Result<Mapping, String> {
+/// Returns the failure of an import that ended early.
+fn import_failure(error: TransferError) -> Failure {
+    match error {
+        TransferError::Start(error) => error.into(),
+        error @ TransferError::UncertainCommit(_) => Failure::runtime(error),
+        error => Failure::runtime(format!("{error}; nothing was imported")),
+    }
+}
+
+/// Parses the value of `--map`, such as `name=displayName,email=emails.0.value`. The error says what is wrong with it.
+fn parse_mapping(text: &str) -> Result<FieldMapping, String> {
     let pair = |pair: &str| {
         let (field, path) = pair.split_once('=')?;
         let field = field_names().find(|known| *known == field.trim())?;
         Some((field, path.trim().to_owned())).filter(|(_, path)| !path.is_empty())
     };
-    let paths: Option<Mapping> = text.split(',').map(pair).collect();
+    let paths: Option<FieldMapping> = text.split(',').map(pair).collect();
     let paths = paths.filter(|paths| paths.len() == text.split(',').count());
     paths.ok_or_else(|| {
         format!(
@@ -59,27 +67,22 @@ fn parse_mapping(text: &str) -> Result<Mapping, String> {
     })
 }
 
-/// Returns the failure of a file of users that cannot be read.
+/// Returns the failure of a command that cannot read its file of users.
 pub fn unreadable_failure(file: &Path, error: io::Error) -> Failure {
     let file = file.display();
     Failure::runtime(format!("cannot read {file}: {error}; `userd help import` says what it reads"))
 }
 
-/// Writes the refused lines to standard error. Returns the line that says how many users were imported. Fails if no
+/// Prints the refused lines on standard error. Returns the line that says how many users were imported. Fails if no
 /// user was imported because lines were refused.
-fn report_outcome(options: &Import, imported: Result<Imported, TransferError>) -> Result<String, Failure> {
-    let Imported { users, existing, refused, problems, unit, left_out } =
-        imported.map_err(|error| match error {
-            TransferError::Start(error) => error.into(),
-            error @ TransferError::Uncertain(_) => Failure::runtime(error),
-            error => Failure::runtime(format!("{error}; nothing was imported")),
-        })?;
+fn report_outcome(options: &ImportOptions, outcome: ImportOutcome) -> Result<String, Failure> {
+    let (new, existing, refused) = (outcome.imported_users, outcome.existing_users, outcome.refused_records);
     // Ignores an error, because standard error may be a terminal that is closed.
     let complain = |line| _ = writeln!(io::stderr(), "{}", with_priority(Level::Warn, line));
-    for (number, problem) in &problems {
-        complain(format!("{unit} {number}: {problem}"));
+    for (number, problem) in &outcome.problems {
+        complain(format!("{} {number}: {problem}", outcome.record_word));
     }
-    let more = refused - problems.len() as u64;
+    let more = refused - outcome.problems.len() as u64;
     if more > 0 {
         complain(format!("and {more} more"));
     }
@@ -87,9 +90,8 @@ fn report_outcome(options: &Import, imported: Result<Imported, TransferError>) -
         return Err(Failure::runtime(format!("lines refused: {refused}; nothing was imported")));
     }
     let verb = if options.dry_run { "would import" } else { "imported" };
-    let mut line = format!("{verb}: {users}, existing: {existing}, refused: {refused}");
-    for (name, count) in &left_out {
-        line.push_str(&format!(", left out {name:?}: {count}"));
-    }
-    Ok(line)
+    let left_out =
+        outcome.left_out_members.iter().map(|(name, count)| format!(", left out {name:?}: {count}"));
+    let left_out = left_out.collect::<String>();
+    Ok(format!("{verb}: {new}, existing: {existing}, refused: {refused}{left_out}"))
 }

@@ -1,7 +1,7 @@
 //! The log on standard error: text that simplelog formats, lines for systemd's journal, or JSON with one object a line.
 //!
-//! A thread collects lines for a few milliseconds and writes them together, so that a worker makes no system call for a
-//! request's line. If standard error is stuck, requests go on, and the log drops and counts lines.
+//! A thread collects lines for a few milliseconds and writes them together, so that a worker makes no system call to
+//! log a request. If standard error is stuck, requests go on, and the log drops and counts lines.
 
 use super::{Failure, environment, signals::spawn_thread};
 use log::kv::{Key, Value};
@@ -20,64 +20,65 @@ use std::time::{Duration, Instant};
 use std::{panic, thread};
 use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::format_description};
 
-/// Pause between two writes of the thread, in which lines collect. It bounds how often the thread wakes up.
+/// Pause of the log's thread between two writes. Lines collect in the pause, so that the thread wakes up less often.
 const WRITE_PAUSE: Duration = Duration::from_millis(10);
 
-/// The most bytes of lines that wait while standard error is stuck. Further lines are dropped.
+/// The most bytes of lines that are queued while standard error is stuck. Further lines are dropped.
 const MAX_WAITING_BYTES: usize = 1 << 20;
 
-/// Bytes that suffice for most lines.
+/// Capacity of a new line of the log in bytes, which suffices for most lines.
 const USUAL_LINE_BYTES: usize = 256;
 
-/// Bytes of the lines that wait for the thread.
+/// Number of bytes in the lines that the log's thread has not yet written.
 static WAITING_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 /// Number of lines that the log has dropped and not yet reported.
 static DROPPED_LINES: AtomicUsize = AtomicUsize::new(0);
 
-/// True if the log on standard error is in JSON. Not set if standard error has no log.
+/// True if the log on standard error is in JSON, false if it is text. Unset if the process has no log on standard
+/// error.
 pub static IS_JSON: OnceLock<bool> = OnceLock::new();
 
-/// True if the log is text and standard error is a stream of systemd's journal. Compares the stream with
+/// True if the log is text and standard error is a stream of systemd's journal. Compares standard error with
 /// `JOURNAL_STREAM`, because a shell may have redirected standard error.
-static IS_JOURNAL: LazyLock<bool> = LazyLock::new(|| {
+static IS_JOURNAL_TEXT: LazyLock<bool> = LazyLock::new(|| {
     let is_text = environment::variable("LOG_FORMAT").is_none_or(|format| format != "json");
     let stream = environment::variable("JOURNAL_STREAM").filter(|_| is_text);
     fstat(io::stderr()).is_ok_and(|found| stream == Some(format!("{}:{}", found.st_dev, found.st_ino).into()))
 });
 
-/// Names of the values that a record of the log may have beside its message. The message has the values of the first
-/// five names, too.
+/// Names of the values that a log record may have beside its message. The message repeats the values of the first five
+/// names.
 const VALUE_NAMES: [&str; 8] =
     ["method", "path", "status", "duration_ms", "bytes", "token", "client", "request_id"];
 
-/// Format of times: UTC with microseconds, so that all times have one width.
+/// Format of the times in the log: UTC with microseconds, so that all times have one width.
 const TIME_FORMAT: &[BorrowedFormatItem] =
     format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z");
 
-/// A function that returns the value of a setting.
-type Lookup<'a> = &'a dyn Fn(&str) -> Option<OsString>;
+/// A function that returns the value of a setting by the name of its variable.
+type VarLookup<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
-/// Logs on standard error, as [`log_to`] does.
-pub fn log_to_stderr(lookup: Lookup) -> Result<(), Failure> {
+/// Starts the log on standard error, as [`log_to`] does.
+pub fn log_to_stderr(lookup: VarLookup) -> Result<(), Failure> {
     // Ignores an error, because there is no other place to report that standard error is closed.
     let is_json = log_to(lookup, |text| _ = io::stderr().write_all(text))?;
     IS_JSON.get_or_init(|| is_json);
     Ok(())
 }
 
-/// Starts the log, which calls `write` with its lines. `LOG_LEVEL` and `LOG_FORMAT` say which lines, and in which
-/// format. Returns whether the format is JSON.
+/// Starts the log: its thread calls `write` with the lines. The setting `LOG_LEVEL` says which lines, `LOG_FORMAT` in
+/// which format. Returns true if the format is JSON.
 ///
-/// Only records of userd are logged, because other crates log statements with their parameters, among them passwords.
-pub fn log_to(lookup: Lookup, mut write: impl FnMut(&[u8]) + Send + 'static) -> Result<bool, Failure> {
+/// Logs records of userd alone, because other crates log statements with their parameters, among them passwords.
+pub fn log_to(lookup: VarLookup, mut write: impl FnMut(&[u8]) + Send + 'static) -> Result<bool, Failure> {
     let level = lookup("LOG_LEVEL").and_then(|level| level.to_str()?.parse().ok());
     let level = level.unwrap_or(LevelFilter::Info);
     let is_json = lookup("LOG_FORMAT").is_some_and(|format| format == "json");
-    let (lines, gathered) = mpsc::channel::<Vec<u8>>();
+    let (lines, queued) = mpsc::channel::<Vec<u8>>();
     spawn_thread("log", move || {
-        while let Ok(mut text) = gathered.recv() {
-            gathered.try_iter().for_each(|line| text.extend_from_slice(&line));
+        while let Ok(mut text) = queued.recv() {
+            queued.try_iter().for_each(|line| text.extend_from_slice(&line));
             write(&text);
             WAITING_BYTES.fetch_sub(text.len(), SeqCst);
             let dropped = DROPPED_LINES.swap(0, SeqCst);
@@ -90,26 +91,26 @@ pub fn log_to(lookup: Lookup, mut write: impl FnMut(&[u8]) + Send + 'static) -> 
     let off = LevelFilter::Off;
     let mut config = ConfigBuilder::new();
     config.set_target_level(off).set_thread_level(off).set_location_level(off).add_filter_allow_str("userd");
-    let has_own_form = is_json || *IS_JOURNAL;
+    let has_own_form = is_json || *IS_JOURNAL_TEXT;
     if has_own_form {
         config.set_time_level(off).set_max_level(off);
     } else {
         config.set_time_format_custom(TIME_FORMAT);
     }
-    let lines = WriteLogger::new(level, config.build(), LineWriter::new(LineSender(lines)));
+    let writer = WriteLogger::new(level, config.build(), LineWriter::new(LineSender(lines)));
     log::set_max_level(level);
-    // Ignores an error, because an error means that a logger is set already.
-    let _ = log::set_boxed_logger(Box::new(Logger { is_json, lines }));
+    // Ignores an error, because it means that a logger is set already.
+    let _ = log::set_boxed_logger(Box::new(Logger { is_json, writer }));
     if has_own_form {
         panic::set_hook(Box::new(|panic| log::error!("{panic}")));
     }
     Ok(is_json)
 }
 
-/// Returns lines for standard error. If standard error is the journal, each line begins with its priority
-/// (sd-daemon(3)).
+/// Returns a text for standard error. If standard error is systemd's journal, each line of the text begins with its
+/// priority (sd-daemon(3)).
 pub fn with_priority(level: Level, text: String) -> String {
-    if !*IS_JOURNAL {
+    if !*IS_JOURNAL_TEXT {
         return text;
     }
     let priority = match level {
@@ -123,18 +124,18 @@ pub fn with_priority(level: Level, text: String) -> String {
 
 struct Logger {
     is_json: bool,
-    lines: Box<WriteLogger<LineWriter<LineSender>>>,
+    writer: Box<WriteLogger<LineWriter<LineSender>>>,
 }
 
 impl Log for Logger {
     fn enabled(&self, metadata: &Metadata) -> bool {
-        self.lines.enabled(metadata)
+        self.writer.enabled(metadata)
     }
 
     fn log(&self, record: &Record) {
         let line =
             if self.is_json { to_json(record) } else { with_priority(record.level(), to_text(record)) };
-        self.lines.log(&record.to_builder().args(format_args!("{line}")).build());
+        self.writer.log(&record.to_builder().args(format_args!("{line}")).build());
     }
 
     /// Blocks until all lines are written, but for no longer than a second.
@@ -146,11 +147,11 @@ impl Log for Logger {
     }
 }
 
-/// A writer that passes lines on to the thread of the log.
+/// A writer that sends lines to the log's thread.
 struct LineSender(mpsc::Sender<Vec<u8>>);
 
 impl Write for LineSender {
-    /// Passes lines on to the thread. Drops them if too many lines wait.
+    /// Sends lines to the log's thread, or drops them if too many bytes are queued.
     fn write(&mut self, lines: &[u8]) -> io::Result<usize> {
         if WAITING_BYTES.load(SeqCst) > MAX_WAITING_BYTES {
             DROPPED_LINES.fetch_add(1, SeqCst);
@@ -162,13 +163,13 @@ impl Write for LineSender {
         Ok(lines.len())
     }
 
-    /// Does nothing, because the thread writes each line soon.
+    /// Does nothing, because the log's thread soon writes each line.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
 }
 
-/// Returns the values of a record with these names. Leaves out a value that is an empty text.
+/// Returns the values with these names that a log record has. Leaves out a value that is an empty text.
 fn values_named<'r>(record: &'r Record, names: &'r [&str]) -> impl Iterator<Item = (&'r str, Value<'r>)> {
     names.iter().filter_map(|name| {
         let value = record.key_values().get(Key::from_str(name))?;
@@ -176,7 +177,7 @@ fn values_named<'r>(record: &'r Record, names: &'r [&str]) -> impl Iterator<Item
     })
 }
 
-/// Formats a record as text: its message, and the values that the message does not have.
+/// Formats a log record as text: its message, and the values that the message does not repeat.
 fn to_text(record: &Record) -> String {
     let mut line = String::with_capacity(USUAL_LINE_BYTES);
     let mut add = |text: fmt::Arguments| line.write_fmt(text).expect("a String takes all");
@@ -185,7 +186,7 @@ fn to_text(record: &Record) -> String {
     line
 }
 
-/// Formats a record as one line with a JSON object. Numbers stay numbers, and all other values become texts.
+/// Formats a log record as one line with a JSON object. Numbers stay numbers, and all other values become texts.
 fn to_json(record: &Record) -> String {
     let mut object = serde_json::json!({
         "time": OffsetDateTime::now_utc().format(TIME_FORMAT).unwrap_or_default(),
@@ -231,12 +232,12 @@ mod tests {
 
     #[test]
     fn lines_beyond_the_bound_are_counted() {
-        let (lines, gathered) = mpsc::channel();
+        let (lines, queued) = mpsc::channel();
         let mut lines = LineWriter::new(LineSender(lines));
         for expected in [0, 1, 2] {
             lines.write_all(&[[b'x'; MAX_WAITING_BYTES].as_slice(), b"\n"].concat()).unwrap();
             assert_eq!(DROPPED_LINES.load(SeqCst), expected);
         }
-        assert_eq!(gathered.try_iter().map(|line| line.len()).collect::<Vec<_>>(), [MAX_WAITING_BYTES + 1]);
+        assert_eq!(queued.try_iter().map(|line| line.len()).collect::<Vec<_>>(), [MAX_WAITING_BYTES + 1]);
     }
 }

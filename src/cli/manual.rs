@@ -1,6 +1,6 @@
 //! Prints the manual page and the scripts for the completion of shells, from the tables of options and settings.
 
-use super::commands::{EXIT_STATUS, command};
+use super::commands::{EXIT_CODES, clap_command};
 use super::{Failure, arguments::Args, print};
 use crate::config::SETTINGS;
 use clap_complete::Shell;
@@ -9,25 +9,26 @@ use clap_mangen::roff::{Roff, roman};
 use std::io;
 
 /// Prints the manual page userd(1), which has the options of all subcommands.
-pub fn man() -> Result<(), Failure> {
+pub fn print_manual_page() -> Result<(), Failure> {
     print(manual_page().map_err(Failure::runtime)?)
 }
 
 fn manual_page() -> io::Result<Vec<u8>> {
-    // Leaves commit and machine out of the version, so that all packages have the same page.
-    let command = command().version(env!("CARGO_PKG_VERSION"));
+    // Shows a version without commit and machine, so that all packages have the same manual page.
+    let command = clap_command().version(env!("CARGO_PKG_VERSION"));
     let mut command = command.disable_help_subcommand(true).after_help(None::<&str>);
     command.build();
     let mut page = Vec::new();
-    // Hides the subcommands, which clap would refer to as pages of their own. This page has a section for each of them.
-    let service = command.clone().mut_subcommands(|verb| verb.hide(true));
+    // Hides the subcommands in clap's page, which would refer to a page for each. This page has a section for each
+    // instead.
+    let service = command.clone().mut_subcommands(|subcommand| subcommand.hide(true));
     Man::new(service).title("USERD").render(&mut page)?;
     page.extend(b".SH COMMANDS\n");
-    for verb in command.get_subcommands() {
+    for subcommand in command.get_subcommands() {
         let mut options = Vec::new();
-        Man::new(verb.clone()).render_options_section(&mut options)?;
-        let about = verb.get_about().map(ToString::to_string).unwrap_or_default();
-        let heading = format!(".SS {}\n{about}\n", verb.get_name());
+        Man::new(subcommand.clone()).render_options_section(&mut options)?;
+        let about = subcommand.get_about().map(ToString::to_string).unwrap_or_default();
+        let heading = format!(".SS {}\n{about}\n", subcommand.get_name());
         page.extend(String::from_utf8_lossy(&options).replace(".SH OPTIONS\n", &heading).bytes());
     }
     let mut rest = Roff::new();
@@ -37,16 +38,16 @@ fn manual_page() -> io::Result<Vec<u8>> {
         let meaning = roman(setting.help.replace('`', "") + &default);
         rest.control("TP", []).control("B", [setting.variable]).text([meaning]);
     }
-    rest.control("SH", ["EXIT", "STATUS"]).text([roman(EXIT_STATUS)]);
+    rest.control("SH", ["EXIT", "STATUS"]).text([roman(EXIT_CODES)]);
     rest.to_writer(&mut page)?;
     Ok(page)
 }
 
-/// Prints the script that makes a shell complete userd's arguments. The operand names the shell.
-pub fn completion(args: &Args) -> Result<(), Failure> {
+/// Prints the script that makes a shell complete userd's arguments, for the shell that the operand names.
+pub fn print_completion(args: &Args) -> Result<(), Failure> {
     let shell: Shell = args.operand_text().parse().map_err(Failure::usage)?;
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut command(), "userd", &mut script);
+    clap_complete::generate(shell, &mut clap_command(), "userd", &mut script);
     print(script)
 }
 

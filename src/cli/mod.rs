@@ -10,18 +10,18 @@ mod export;
 mod healthcheck;
 mod import;
 mod log;
+mod maintenance;
 mod manual;
 mod output;
 mod privileges;
 mod serve;
 mod signals;
 mod test;
-mod verbs;
 
 use crate::StartError;
 use ::log::Level;
 use arguments::Args;
-use commands::Verb;
+use commands::Subcommand;
 use std::io::{self, Write};
 use std::{env, process::ExitCode};
 
@@ -29,71 +29,72 @@ use std::{env, process::ExitCode};
 pub fn run() -> ExitCode {
     signals::reset_signals();
     let done = Args::parse(env::args_os()).and_then(|args| args.map_or(Ok(()), execute));
-    let is_test = env::args_os().nth(1).is_some_and(|verb| verb == commands::TEST);
+    let is_test = env::args_os().nth(1).is_some_and(|word| word == commands::TEST_NAME);
     let failure = done.err().unwrap_or_default();
-    let Failure { code, line } = if is_test { test::with_test_code(failure) } else { failure };
-    report(&line);
-    ExitCode::from(code)
+    let Failure { exit_code, message } = if is_test { test::with_test_code(failure) } else { failure };
+    report_exit(&message);
+    ExitCode::from(exit_code)
 }
 
-/// Prints the reason why the process ends, unless `line` is empty. If the log on standard error is in JSON, the line is
-/// a line of the log. Blocks until the log is written.
-fn report(line: &str) {
+/// Reports why the process ends, unless `message` is empty: as a line of the log if the log on standard error is in
+/// JSON, else as text on standard error. Blocks until the log is written.
+fn report_exit(message: &str) {
     let is_logged = log::IS_JSON.get() == Some(&true) && ::log::log_enabled!(Level::Error);
-    if is_logged && !line.is_empty() {
-        ::log::error!("{line}");
+    if is_logged && !message.is_empty() {
+        ::log::error!("{message}");
     }
     ::log::logger().flush();
-    if !is_logged && !line.is_empty() {
+    if !is_logged && !message.is_empty() {
         // Ignores an error, because standard error may be a terminal that is closed.
-        let line = log::with_priority(Level::Error, format!("userd: {line}"));
+        let line = log::with_priority(Level::Error, format!("userd: {message}"));
         let _ = writeln!(io::stderr(), "{line}");
     }
 }
 
-/// Executes the subcommand.
+/// Executes the subcommand, or runs the service.
 fn execute(mut args: Args) -> Result<(), Failure> {
-    if args.verb != Verb::Test {
+    if args.subcommand != Subcommand::Test {
         // `set_variables` must be called while the process has one thread.
         environment::set_variables(&mut args)?;
     }
     let args = &args;
-    if ![Verb::Service, Verb::Test].contains(&args.verb) {
-        let interrupted = if args.verb == Verb::Import { "interrupted; nothing was imported" } else { "" };
-        signals::handle_signals(move |signal| signals::exit_now(128 + signal, interrupted))?;
+    if ![Subcommand::Service, Subcommand::Test].contains(&args.subcommand) {
+        let is_import = args.subcommand == Subcommand::Import;
+        let text = if is_import { "interrupted; nothing was imported" } else { "" };
+        signals::handle_signals(move |signal| signals::exit_now(128 + signal, text))?;
     }
-    match args.verb {
-        Verb::Service => serve::serve(args),
-        Verb::Export => export::export(args),
-        Verb::Import => import::import(args),
-        Verb::Migrate => verbs::migrate(args),
-        Verb::Check => verbs::check(args),
-        Verb::Recount => verbs::recount(args),
-        Verb::Grants => verbs::grants(args),
-        Verb::Test => test::test(args),
-        Verb::Config => verbs::config(args),
-        Verb::Healthcheck => healthcheck::healthcheck(args),
-        Verb::Man => manual::man(),
-        Verb::Completion => manual::completion(args),
+    match args.subcommand {
+        Subcommand::Service => serve::serve(args),
+        Subcommand::Export => export::export(args),
+        Subcommand::Import => import::import(args),
+        Subcommand::Migrate => maintenance::migrate(args),
+        Subcommand::Check => maintenance::check(args),
+        Subcommand::Recount => maintenance::recount(args),
+        Subcommand::Grants => maintenance::print_grants(args),
+        Subcommand::Test => test::test(args),
+        Subcommand::Config => maintenance::print_config(args),
+        Subcommand::Healthcheck => healthcheck::check_health(args),
+        Subcommand::Man => manual::print_manual_page(),
+        Subcommand::Completion => manual::print_completion(args),
     }
 }
 
-/// The end of a command that failed: an exit code, and a line for standard error, which may be empty.
+/// A command that failed: its exit code, and a message for standard error, which may be empty.
 #[derive(Debug, Default)]
 struct Failure {
-    code: u8,
-    line: String,
+    exit_code: u8,
+    message: String,
 }
 
 impl Failure {
     /// Returns the failure of a wrong command line or a wrong variable.
     fn usage(problem: impl ToString) -> Failure {
-        Failure { code: 2, line: problem.to_string() }
+        Failure { exit_code: 2, message: problem.to_string() }
     }
 
     /// Returns the failure of a command that could not start or could not go on.
     fn runtime(problem: impl ToString) -> Failure {
-        Failure { code: 1, line: problem.to_string() }
+        Failure { exit_code: 1, message: problem.to_string() }
     }
 }
 
@@ -106,7 +107,7 @@ impl From<StartError> for Failure {
     }
 }
 
-/// Writes to standard output. Fails without a line if the reader has closed it.
+/// Prints a text on standard output. Fails, without a message, if standard output is closed.
 fn print(text: impl AsRef<[u8]>) -> Result<(), Failure> {
-    io::stdout().write_all(text.as_ref()).map_err(|_| Failure { code: 1, line: String::new() })
+    io::stdout().write_all(text.as_ref()).map_err(|_| Failure { exit_code: 1, message: String::new() })
 }

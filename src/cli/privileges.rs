@@ -11,8 +11,8 @@ pub fn give_up_root(account: &Account) -> io::Result<()> {
     let name = SystemUser::with_uid(uid).map_or_else(|| uid.to_string(), |user| user.name);
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
     let failed = |error| io::Error::other(format!("root cannot become user {name}: {error}"));
-    // Calls the C library's functions, which change every thread; a system call would change one. Leaves further groups
-    // of the account out, because `initgroups` loads NSS modules, which a static binary cannot do.
+    // Calls the C library, which changes every thread; a system call would change one. Leaves out further groups of the
+    // account, because `initgroups` loads NSS modules, which a static binary cannot do.
     setgroups(&[]).map_err(failed)?;
     setgid(gid).map_err(failed)?;
     setuid(uid).map_err(failed)?;

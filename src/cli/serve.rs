@@ -6,7 +6,7 @@ use crate::{BoundServer, server};
 use std::io::{self, Write};
 use std::{os::unix::net::UnixDatagram, sync::atomic::Ordering::SeqCst};
 
-/// The failure of a service after a thread that the service needs has ended.
+/// The message of a service that ends because a thread that it needs has ended.
 const SERVICE_BROKE: &str = "nothing could be served any more; the log says why, start it again";
 
 /// Runs the service until a signal ends it.
@@ -19,18 +19,19 @@ pub fn serve(args: &Args) -> Result<(), Failure> {
         log::warn!("{line}");
     }
     let is_embedded = args.has(commands::EMBEDDED);
-    // While a private cluster is made or started, a signal must not end the process at once, because the cluster's
+    // While a private cluster is made or started, a signal must not end the process immediately, because the cluster's
     // server would go on running.
-    signals::HAS_WORK.store(is_embedded, SeqCst);
+    signals::EXITS_GRACEFULLY.store(is_embedded, SeqCst);
     signals::end_service_on_signal()?;
 
     let bound = BoundServer::bind(&config)?;
     let mut cluster = embedded::open_cluster(args, &mut config, true)?;
     let server = bound.start(config, || signals::end_service(Err(SERVICE_BROKE.to_owned())))?;
-    // Sets `HAS_WORK` before it prints the line, because a harness may send a signal as soon as it reads the line.
-    signals::HAS_WORK.store(true, SeqCst);
+    // Sets `EXITS_GRACEFULLY` before it prints the line, because a test harness may send a signal as soon as it reads
+    // the line.
+    signals::EXITS_GRACEFULLY.store(true, SeqCst);
     notify_systemd("READY=1");
-    // Ignores an error, because a harness may have closed standard output.
+    // Ignores an error, because a test harness may have closed standard output.
     let _ = writeln!(io::stdout(), "listening on {}", server.base_url());
     let end = signals::wait_for_end(cluster.as_mut());
     log::info!("stopping");
@@ -41,7 +42,7 @@ pub fn serve(args: &Args) -> Result<(), Failure> {
     end.map_err(Failure::runtime)
 }
 
-/// Tells systemd the state of the service, for units of `Type=notify`.
+/// Tells systemd that the service is ready or stops, for units of `Type=notify`.
 fn notify_systemd(state: &str) {
     let Some(socket) = environment::variable("NOTIFY_SOCKET") else { return };
     let sent = UnixDatagram::unbound().and_then(|from| from.send_to(state.as_bytes(), socket));

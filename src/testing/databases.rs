@@ -11,11 +11,12 @@ use postgres::{Client, Error, NoTls, error::SqlState};
 use std::path::{Path, PathBuf};
 use std::{env, thread};
 
-/// This process's connection to the shared cluster. It is static because it must last as long as the process.
-static CLUSTER_SHARE: Mutex<Option<ClusterShare>> = Mutex::new(None);
+/// This process's session in the shared cluster. It is static because it must last as long as the process: other
+/// processes drop the databases of a session that has ended.
+static CLUSTER_SESSION: Mutex<Option<ClusterSession>> = Mutex::new(None);
 
-/// A migrated database, which is dropped with this value. It is in a private cluster that all processes of a user
-/// share, made by this machine's PostgreSQL (version 13 or newer).
+/// A migrated database, which is dropped when this value is dropped. The database is in a private cluster that all
+/// processes of a user share, made by this machine's PostgreSQL (version 13 or newer).
 ///
 /// ```
 /// use userd::{App, Request, ScratchDatabase};
@@ -48,24 +49,25 @@ impl ScratchDatabase {
         outside_of_runtimes(|| {
             let migrations = Migrations::load(dir)?;
             let template = format!("userd_template_{:016x}", migrations.fingerprint());
-            let mut share = CLUSTER_SHARE.lock();
-            if share.as_ref().is_none_or(|share| share.cluster.session.is_closed()) {
-                *share = Some(ClusterShare::join()?);
+            let mut session = CLUSTER_SESSION.lock();
+            if session.as_ref().is_none_or(|session| session.cluster.session.is_closed()) {
+                *session = Some(ClusterSession::open()?);
             }
-            let share = share.as_mut().expect("the process has joined the cluster");
-            let mut clone = share.clone_database(&template);
+            let session = session.as_mut().expect("the process has joined the cluster");
+            let mut clone = session.clone_database(&template);
             if clone.as_ref().is_err_and(|error| error.code() == Some(&SqlState::UNDEFINED_DATABASE)) {
-                let (name, url) = share.clone_database("template1").map_err(cluster_error)?;
-                let config = Config { database: Database::Url(url.into()), ..small_config() };
+                let (name, url) = session.clone_database("template1").map_err(cluster_error)?;
+                let config = Config { database: Database::Url(url.into()), ..test_config() };
                 migrations.apply_missing(&*DbHosts::new(&config)?, true, false)?;
-                // Ignores an error, because another process may have made the template meanwhile. The template gets its
-                // name once it is complete and refuses connections, so that it can be cloned from then on.
+                // Ignores an error, because another process may have made the template meanwhile. A template gets its
+                // name only when it is complete and refuses connections, so a template that has this name can be
+                // cloned.
                 let rename = format!(
                     "alter database {name} allow_connections false; alter database {name} rename to {template}"
                 );
-                let client = &mut share.cluster.session;
+                let client = &mut session.cluster.session;
                 let _ = end_sessions(client, &name).and_then(|()| client.batch_execute(&rename));
-                clone = share.clone_database(&template);
+                clone = session.clone_database(&template);
             }
             clone.map(|(name, url)| ScratchDatabase { name, url }).map_err(cluster_error)
         })
@@ -80,13 +82,13 @@ impl ScratchDatabase {
     /// Returns settings for a [`Server`](crate::Server) or an [`App`](crate::App) on this database: the defaults, with
     /// two workers and two connections, because tests run many servers.
     pub fn config(&self) -> Config {
-        Config { database: Database::Url(self.url.as_str().into()), ..small_config() }
+        Config { database: Database::Url(self.url.as_str().into()), ..test_config() }
     }
 }
 
 impl Drop for ScratchDatabase {
     fn drop(&mut self) {
-        // Every test of this crate that succeeds ends with a comparison of `user_counts` with the users.
+        // Compares the stored counts with the users at the end of every test of this crate that succeeds.
         #[cfg(test)]
         let compared = if thread::panicking() {
             Ok(String::new())
@@ -95,10 +97,10 @@ impl Drop for ScratchDatabase {
                 .map_or(Ok(String::new()), |mut client| crate::db::counts::compare_counts(&mut client))
         };
         outside_of_runtimes(|| {
-            let mut share = CLUSTER_SHARE.lock();
-            // If the session that created the database has ended, another process drops the database.
-            let Some(share) = share.as_mut().filter(|share| self.name.contains(&share.id)) else { return };
-            let client = &mut share.cluster.session;
+            let mut session = CLUSTER_SESSION.lock();
+            // Leaves the database to another process if the session that created it has ended.
+            let Some(session) = session.as_mut().filter(|own| self.name.contains(&own.id)) else { return };
+            let client = &mut session.cluster.session;
             let drop = format!("drop database if exists {} with (force)", self.name);
             if let Err(error) = end_sessions(client, &self.name).and_then(|()| client.batch_execute(&drop)) {
                 log::warn!("cannot drop {}: {}", self.name, explain(&error));
@@ -109,27 +111,26 @@ impl Drop for ScratchDatabase {
     }
 }
 
-/// Returns the settings of a service in a test: few workers and sessions, because tests run many services, and no look
-/// for a pooler, because the private cluster has none.
-pub fn small_config() -> Config {
+/// Returns the settings of a service in a test: few workers and sessions, because tests run many services, and no
+/// search for a pooler, because the private cluster has none.
+pub fn test_config() -> Config {
     Config { db_pool_size: 2, workers: 2, find_pooler: false, ..Config::default() }
 }
 
-/// The connection of a process to the cluster, with the session that owns the process's databases.
-struct ClusterShare {
-    /// The cluster and the session. The end of the session tells other processes to drop its databases.
+/// A process's session in the shared cluster, which owns the process's databases.
+struct ClusterSession {
+    /// The cluster's server, with the client of the session. Once the session ends, other processes drop its databases.
     cluster: SharedServer,
-    /// The id of the session, which is in the names of its databases.
+    /// The id of the session, which is a part of the names of its databases.
     id: String,
-    /// The clause of `create database` that has files copied, which takes half as long as the default. Empty before
-    /// PostgreSQL 15, which always copies files.
-    strategy: String,
-    /// The number of databases that the session has created.
-    count: u32,
+    /// The clause of `create database` by which PostgreSQL copies files, which takes half as long as its default. Empty
+    /// before PostgreSQL 15, which always copies files.
+    copy_clause: String,
+    created_databases: u32,
 }
 
-impl ClusterShare {
-    fn join() -> Result<ClusterShare, StartError> {
+impl ClusterSession {
+    fn open() -> Result<ClusterSession, StartError> {
         const DESCRIBE_SESSION: &str = "\
             select concat(pid, '_', (extract(epoch from backend_start) * 1000000)::bigint), \
                 current_setting('server_version'), \
@@ -142,21 +143,21 @@ impl ClusterShare {
         let mut cluster =
             SharedServer::join(&places, 1000).map_err(|error| StartError::Cluster(error.to_string()))?;
         let connection_string = connection_string(&cluster.socket_dir, "postgres");
-        // A thread drops the databases that ended processes have left, so that this process need not wait for that. An
-        // error is ignored, because the next process drops what is left.
-        let _ = thread::Builder::new().spawn(move || drop_leftovers(&connection_string));
+        // Drops the databases of ended processes in a thread, so that this process need not wait for that. Ignores an
+        // error, because the next process drops what is left.
+        let _ = thread::Builder::new().spawn(move || drop_leftover_databases(&connection_string));
         let row = cluster.session.query_one(DESCRIBE_SESSION, &[]).map_err(cluster_error)?;
         log::info!("PostgreSQL {}, programs in {}", row.get::<_, &str>(1), cluster.programs_dir.display());
-        Ok(ClusterShare { id: row.get(0), strategy: row.get(2), cluster, count: 0 })
+        Ok(ClusterSession { id: row.get(0), copy_clause: row.get(2), cluster, created_databases: 0 })
     }
 
     /// Creates a clone of a template database. Returns the name and the URL of the clone.
     fn clone_database(&mut self, template: &str) -> Result<(String, String), Error> {
-        let name = format!("userd_scratch_{}_{}", self.id, self.count);
-        self.count += 1;
-        let sql = format!("create database {name} template {template} {}", self.strategy);
+        let name = format!("userd_scratch_{}_{}", self.id, self.created_databases);
+        self.created_databases += 1;
+        let sql = format!("create database {name} template {template} {}", self.copy_clause);
         self.cluster.session.batch_execute(&sql)?;
-        // A URL has the directory of the socket percent-encoded, as its host.
+        // Percent-encodes the directory of the socket, which the URL has as its host.
         let socket_dir = self.cluster.socket_dir.to_string_lossy();
         let host = utf8_percent_encode(&socket_dir, NON_ALPHANUMERIC);
         let url = format!("postgresql://postgres@{host}:5432/{name}");
@@ -168,7 +169,8 @@ fn cluster_error(error: Error) -> StartError {
     StartError::Cluster(explain(&error))
 }
 
-/// Ends the sessions of a database, and blocks until they have ended: `drop database` would look only every 100 ms.
+/// Ends the sessions of a database, and looks every millisecond until none is left, because `drop database` would look
+/// only every 100 ms.
 fn end_sessions(client: &mut Client, name: &str) -> Result<(), Error> {
     client.batch_execute(&format!(
         "do $$ begin
@@ -182,15 +184,15 @@ fn end_sessions(client: &mut Client, name: &str) -> Result<(), Error> {
     ))
 }
 
-/// Drops the databases whose owner, the session that created them, has ended. Looks for one database at a time, because
-/// another process may drop some meanwhile.
-fn drop_leftovers(connection_string: &str) -> Result<(), Error> {
-    const FIND_LEFTOVER: &str = "\
+/// Drops the databases whose session has ended. Looks for one database at a time, because another process may drop some
+/// meanwhile.
+fn drop_leftover_databases(connection_string: &str) -> Result<(), Error> {
+    const FIND_LEFTOVER_DATABASE: &str = "\
         select datname::text from pg_database where starts_with(datname::text, 'userd_scratch_') and not exists ( \
             select from pg_stat_activity where starts_with(pg_database.datname::text, concat('userd_scratch_', pid, '_', \
                 (extract(epoch from backend_start) * 1000000)::bigint, '_'))) limit 1";
     let mut client = Client::connect(connection_string, NoTls)?;
-    while let Some(row) = client.query(FIND_LEFTOVER, &[])?.first() {
+    while let Some(row) = client.query(FIND_LEFTOVER_DATABASE, &[])?.first() {
         client.batch_execute(&format!("drop database if exists {} with (force)", row.get::<_, &str>(0)))?;
     }
     Ok(())

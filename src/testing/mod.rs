@@ -29,9 +29,9 @@ pub use crate::server::Fault;
 pub use databases::ScratchDatabase;
 pub use servers::TestServer;
 #[cfg(feature = "command")]
-pub(crate) use services::{Services, config};
+pub(crate) use services::{Services, service_config};
 
-/// The reason why a control, a request that steers a test's service, did nothing; and the status of its answer.
+/// A refused control (a request that steers a test's service): the status of its answer, and the message that says why.
 #[derive(Debug)]
 struct Refusal {
     status: u16,

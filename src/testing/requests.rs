@@ -1,4 +1,4 @@
-//! The journal of the requests to a test's service, and the faults: requests that are to fail.
+//! The journal of the requests to a test's service, and the faults: failures that a test orders for some requests.
 
 use super::{Fault, Refusal};
 use crate::app;
@@ -8,60 +8,57 @@ use percent_encoding::percent_decode_str;
 use serde_json::{Map, Value, json};
 use std::collections::VecDeque;
 
-/// The most bytes of all lines of the journal.
+/// The most bytes that the lines of the journal have together. Beyond this, the oldest lines are dropped.
 const MAX_JOURNAL_BYTES: usize = 8 << 20;
 
-/// Parts of names. The journal hides the value of a header field, a parameter or a member with such a name.
-const SECRETS: [&str; 7] = ["api-key", "api_key", "authorization", "cookie", "password", "secret", "token"];
-
-/// The text in the journal for a value that is hidden.
+/// The text in the journal for a secret value.
 const HIDDEN_VALUE: &str = "***";
 
-/// The journal and the faults. The service passes each request here before it judges the request.
+/// The journal of requests and the rules for faults. The service passes each request here before it judges the request.
 #[derive(Default)]
 pub struct Interceptor {
-    /// A line of JSON for each request since the start or the last reset.
+    /// A line of JSON for each request since the start of the service or its last reset.
     journal: VecDeque<String>,
     journal_bytes: usize,
-    /// The number of old requests that have left the full journal.
-    gone: usize,
-    rules: Vec<FaultRule>,
+    /// Number of old requests that were dropped because the journal was full.
+    dropped_requests: usize,
+    fault_rules: Vec<FaultRule>,
 }
 
-/// A rule for requests that are to fail: the next `left` requests with this method and this path or target.
+/// A rule that makes requests fail: the next `times` requests with this method, and with this path or target.
 struct FaultRule {
     fault: Fault,
     method: Method,
     target: String,
-    left: u32,
+    times: u32,
 }
 
 impl Interceptor {
     /// Makes the next `times` requests with this method, and with this path or target, fail.
     pub fn add_fault(&mut self, fault: Fault, method: &str, target: &str, times: u32) -> Result<(), Refusal> {
         check_route(Some(method), Some(target))?;
-        self.rules.push(FaultRule { fault, method: method.into(), target: target.to_owned(), left: times });
+        self.fault_rules.push(FaultRule { fault, method: method.into(), target: target.to_owned(), times });
         Ok(())
     }
 
-    /// Removes the faults that are left.
+    /// Removes all rules for faults, so that no further request fails.
     pub fn remove_faults(&mut self) {
-        self.rules.clear();
+        self.fault_rules.clear();
     }
 
-    /// Returns how many requests are yet to fail.
+    /// Returns how many further requests are to fail.
     pub fn faults_left(&self) -> u32 {
-        self.rules.iter().map(|rule| rule.left).fold(0, u32::saturating_add)
+        self.fault_rules.iter().map(|rule| rule.times).fold(0, u32::saturating_add)
     }
 
-    /// Returns the requests of the journal.
+    /// Returns the requests in the journal.
     pub fn requests(&self) -> Vec<Value> {
         self.journal.iter().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect()
     }
 
-    /// Returns the requests of the journal that have this method and this path or target; `None` chooses any. Returns
-    /// the number of requests that have left the journal, too.
-    pub fn find(&self, method: Option<&str>, target: Option<&str>) -> Result<Value, Refusal> {
+    /// Returns the requests in the journal that have this method, and this path or target, and the number of requests
+    /// that were dropped from the journal. `None` stands for any method or target.
+    pub fn find_requests(&self, method: Option<&str>, target: Option<&str>) -> Result<Value, Refusal> {
         check_route(method, target)?;
         let mut requests = self.requests();
         requests.retain(|request| {
@@ -69,22 +66,23 @@ impl Interceptor {
             method.is_none_or(|method| request["method"] == method)
                 && target.is_none_or(|target| matches_target(target, requested))
         });
-        Ok(json!({"requests": requests, "gone": self.gone}))
+        Ok(json!({"requests": requests, "gone": self.dropped_requests}))
     }
 
-    /// Returns the last ten lines of the journal of received requests.
-    pub fn last_lines(&self) -> String {
+    /// Returns the last ten lines of the journal, which a failed test prints.
+    pub fn last_journal_lines(&self) -> String {
         let first = self.journal.len().saturating_sub(10);
         self.journal.range(first..).map(|line| format!("{line}\n")).collect()
     }
 
-    /// Adds a request to the journal. Returns the fault of the first rule that matches the request.
-    pub fn take_fault(&mut self, request: &Request) -> Option<Fault> {
+    /// Adds a request to the journal. Returns the fault of the first rule that matches the request, and counts the rule
+    /// down.
+    pub fn intercept(&mut self, request: &Request) -> Option<Fault> {
         self.add_to_journal(request);
         let is_meant =
             |rule: &FaultRule| rule.method == request.method && matches_target(&rule.target, &request.target);
-        let rule = self.rules.iter_mut().find(|rule| rule.left > 0 && is_meant(rule))?;
-        rule.left -= 1;
+        let rule = self.fault_rules.iter_mut().find(|rule| rule.times > 0 && is_meant(rule))?;
+        rule.times -= 1;
         Some(rule.fault)
     }
 
@@ -92,7 +90,7 @@ impl Interceptor {
         let joined = |name| Value::from(request.header_values(name).collect::<Vec<_>>().join(", "));
         let headers: Map<_, _> =
             request.header_fields().map(|(name, _)| (name.to_ascii_lowercase(), joined(name))).collect();
-        // The journal has only the length of a body that is no JSON object, because its secrets cannot be found.
+        // Stores only the length of a body that is no JSON object, because secrets in such a body cannot be found.
         let body = parse_object(&request.body).map_or(request.body.len().into(), Value::Object);
         let (path, query) = request.target.split_once('?').unwrap_or_default();
         let has_secret = query.split('&').any(|pair| is_secret(pair.split('=').next().unwrap_or_default()));
@@ -106,18 +104,18 @@ impl Interceptor {
             && let Some(oldest) = self.journal.pop_front()
         {
             self.journal_bytes -= oldest.len();
-            self.gone += 1;
+            self.dropped_requests += 1;
         }
     }
 }
 
-/// Returns whether the target of a request is `wanted`, or has the path `wanted`.
+/// Returns whether `wanted` is the target of a request, or its path.
 fn matches_target(wanted: &str, target: &str) -> bool {
     wanted == target || target.split('?').next() == Some(wanted)
 }
 
-/// Checks that a request of this method and target reaches the journal, so that a test with a misspelt path fails at
-/// once. Refuses routes that the service has not, and routes that the frontend answers by itself.
+/// Refuses a method and a target whose requests never reach the journal, so that a test with a misspelt path fails
+/// immediately: the service has no such route, or the frontend answers it by itself.
 fn check_route(method: Option<&str>, target: Option<&str>) -> Result<(), Refusal> {
     let path = target.map(|target| target.split('?').next().unwrap_or_default());
     let route = |method: &str, path| app::find_endpoint(method.into(), path, true);
@@ -132,13 +130,15 @@ fn check_route(method: Option<&str>, target: Option<&str>) -> Result<(), Refusal
     Err(Refusal::new(400, "no such request is watched: the service has no route with this method and path"))
 }
 
-/// Returns whether the value with this name is secret. The name may be percent-encoded.
+/// Returns whether a header field, a parameter or a member of this name has a secret value. The name may be
+/// percent-encoded.
 fn is_secret(name: &str) -> bool {
     let name = percent_decode_str(name).decode_utf8_lossy().to_ascii_lowercase();
-    SECRETS.iter().any(|secret| name.contains(secret))
+    let words = ["api-key", "api_key", "authorization", "cookie", "password", "secret", "token"];
+    words.iter().any(|word| name.contains(word))
 }
 
-/// Replaces the secrets in a value by `***`.
+/// Replaces the secrets in a JSON value by `***`.
 fn hide_secrets(value: Value) -> Value {
     let hide_member = |(name, value): (String, Value)| {
         let value = if is_secret(&name) { HIDDEN_VALUE.into() } else { hide_secrets(value) };

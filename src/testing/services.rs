@@ -1,12 +1,12 @@
-//! The services of `userd test`, and their controls: requests to the first service, below paths that only its user
-//! knows. A thread of its own executes each control.
+//! The services of `userd test`, and their controls: requests that steer a service. Controls are sent to the first
+//! service, below paths that only its user knows, and each is executed by a thread of its own.
 
-use super::databases::{ScratchDatabase, small_config};
+use super::databases::{ScratchDatabase, test_config};
 use super::{Fault, Refusal, requests::Interceptor, states::RunningService};
 use crate::config::{Config, Database, Limits, PasswordHashing, SETTINGS, Scope};
 use crate::http::{Method, Request, Response, reason_phrase};
 use crate::server::{self, BoundServer};
-use crate::transfer::{self, Import};
+use crate::transfer::{self, ImportOptions};
 use parking_lot::Mutex;
 use percent_encoding::percent_decode_str;
 use serde::{Deserialize, de::DeserializeOwned};
@@ -17,13 +17,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
-/// The most time that saving the users of the first service may take.
-const MAX_START_TIME: Duration = Duration::from_secs(60);
+/// The most time for saving the users that the first service starts with, so that a reset can restore them.
+const MAX_SAVE_TIME: Duration = Duration::from_secs(60);
 
-/// The list of controls, one a line, for a GET of their URL.
+/// The description of each control, one a line, for the answer to a GET of the URL of the controls.
 const CONTROLS: &str = include_str!("controls.txt");
 
-/// The body of `POST services`.
+/// The body of the control `POST services`, which starts another service.
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
 struct ServiceBody {
@@ -31,7 +31,7 @@ struct ServiceBody {
     users: Vec<Value>,
 }
 
-/// The body of `POST faults`.
+/// The body of the control `POST faults`, which makes requests fail.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FaultBody {
@@ -43,14 +43,14 @@ struct FaultBody {
     bytes: Option<usize>,
 }
 
-/// The body of `POST time`.
+/// The body of the control `POST time`, which lets `advance` seconds pass.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TimeBody {
     advance: f64,
 }
 
-/// Checks that a test's service may have a setting. The first service may have more settings than a service that a
+/// Refuses a setting that a test's service may not have. The first service may have more settings than a service that a
 /// control starts.
 fn check_setting(name: &str, is_first: bool) -> Result<(), String> {
     let known = SETTINGS.iter().find(|setting| setting.variable == name);
@@ -66,89 +66,87 @@ fn check_setting(name: &str, is_first: bool) -> Result<(), String> {
     }
 }
 
-/// Returns the configuration of a test's service. Blocks to read the files that `…_FILE` settings name. The error is
-/// one line.
-pub fn config(settings: &BTreeMap<String, OsString>, is_first: bool) -> Result<Config, String> {
+/// Returns the configuration of a test's service with these settings. Blocks while it reads the files that `…_FILE`
+/// settings name. The error is one line.
+pub fn service_config(settings: &BTreeMap<String, OsString>, is_first: bool) -> Result<Config, String> {
     settings.keys().try_for_each(|name| check_setting(name, is_first))?;
     let base = Config {
         db_connect_timeout: Duration::from_secs(3),
         password_hashing: PasswordHashing::LeastCostForTests,
         limits: Limits { stop_timeout: Duration::from_secs(1), ..Limits::default() },
-        ..small_config()
+        ..test_config()
     };
     base.with_vars(|name| settings.get(name).cloned()).map_err(|error| error.to_string())
 }
 
 /// The services of a `userd test`, which run until the process ends.
 pub struct Services {
-    /// The settings of the first service. Every further service has its host and its migrations.
-    config: Config,
-    /// The name of the first service. The path of a service's controls begins with its name.
-    first_name: String,
-    /// Each service by its name.
-    running: Mutex<HashMap<String, Arc<RunningService>>>,
+    /// The configuration of the first service. Every further service has the same host and the same migrations.
+    first_config: Config,
+    /// The name of the first service. A service's name is the first segment in the path of its controls.
+    first_service_name: String,
+    services_by_name: Mutex<HashMap<String, Arc<RunningService>>>,
 }
 
 impl Services {
-    /// Starts the first service. `users` is a file with the users that the service begins with. The path of its
-    /// controls begins with `name`, or with a random name if `name` is `None`. Blocks until the service answers.
+    /// Starts the first service with the users of a file, whose content is `users`. The name of the service is `name`,
+    /// or a random one if `name` is `None`. Blocks until the service answers.
     pub fn start(
         config: &Config,
         users: Option<&[u8]>,
         name: Option<String>,
     ) -> Result<&'static Services, String> {
         let services: &Services = Box::leak(Box::new(Services {
-            config: config.clone(),
-            first_name: name.unwrap_or_else(random_name),
-            running: Mutex::default(),
+            first_config: config.clone(),
+            first_service_name: name.unwrap_or_else(random_name),
+            services_by_name: Mutex::default(),
         }));
-        let controls = |request: &Request| services.find_control(request);
-        let first = start_service(config, users, controls, Instant::now() + MAX_START_TIME);
+        let find_control = |request: &Request| services.find_control_handler(request);
+        let first = start_service(config, users, find_control, Instant::now() + MAX_SAVE_TIME);
         let first = first.map_err(|refused| refused.message)?;
-        services.running.lock().insert(services.first_name.clone(), Arc::new(first));
+        services.services_by_name.lock().insert(services.first_service_name.clone(), Arc::new(first));
         Ok(services)
     }
 
-    /// Returns the URLs of the first service: `url`, `control` and `databaseUrl`.
-    pub fn first_urls(&self) -> Value {
-        self.urls(&self.first_name, &self.first_service(), None)
+    /// Returns the URLs of the first service as JSON: `url`, `control` and `databaseUrl`.
+    pub fn first_service_urls(&self) -> Value {
+        self.service_urls(&self.first_service_name, &self.first_service(), None)
     }
 
     /// Returns the last ten requests to the first service, one line of JSON each.
     pub fn last_requests(&self) -> String {
-        self.first_service().interceptor.lock().last_lines()
+        self.first_service().interceptor.lock().last_journal_lines()
     }
 
     fn first_service(&self) -> Arc<RunningService> {
-        self.running.lock()[&self.first_name].clone()
+        self.services_by_name.lock()[&self.first_service_name].clone()
     }
 
-    /// Ends a service. Blocks until the service has stopped, and does not hold the lock of the services meanwhile.
+    /// Ends a service. Blocks until the service has stopped, but leaves the map of services unlocked meanwhile.
     fn end_service(&self, name: &str) {
-        let _ended = self.running.lock().remove(name);
+        let _ended = self.services_by_name.lock().remove(name);
     }
 
-    /// Returns the control that a request asks for, or `None` for a request of the API.
-    fn find_control(&'static self, request: &Request) -> Option<server::HarnessHandler> {
+    /// Returns the function that executes the control which a request asks for, or `None` for a request of the API.
+    fn find_control_handler(&'static self, request: &Request) -> Option<server::HarnessHandler> {
         let name = request.path().split('/').nth(1)?.to_owned();
-        let running = self.running.lock().get(&name)?.clone();
+        let running = self.services_by_name.lock().get(&name)?.clone();
         Some(Box::new(move |request, deadline, answer| {
             if let (Method::Post, [_, "services"]) = (request.method, &*path_segments(&request)) {
-                // Ends the new service if the answer could not be sent, because the client does not know the URLs by
-                // which to end it.
+                // Ends the new service if its URLs could not be sent, because the client cannot end it without them.
                 match self.add_service(&request, deadline) {
                     Ok((_, urls)) if answer(Response::json(201, &urls)) => {}
                     Ok((name, _)) => self.end_service(&name),
-                    Err(refused) => _ = answer(refused.answer()),
+                    Err(refused) => _ = answer(refused.to_response()),
                 }
                 return;
             }
             let done = self.execute_control(&name, running, &request, deadline);
-            answer(done.unwrap_or_else(|refused| refused.answer()));
+            answer(done.unwrap_or_else(|refused| refused.to_response()));
         }))
     }
 
-    /// Executes a control of the service of this name.
+    /// Executes a control of the service `name`, except `POST services`.
     fn execute_control(
         &self,
         name: &str,
@@ -158,17 +156,17 @@ impl Services {
     ) -> Result<Response, Refusal> {
         match (request.method, &path_segments(request)[1..]) {
             (Method::Get | Method::Head, []) => {
-                let mut answer = self.urls(name, &running, Some(request));
+                let mut answer = self.service_urls(name, &running, Some(request));
                 answer["controls"] = CONTROLS.lines().collect();
                 return Ok(Response::json(200, &answer));
             }
-            (Method::Delete, []) if name != self.first_name => {
+            (Method::Delete, []) if name != self.first_service_name => {
                 drop(running);
                 self.end_service(name);
             }
-            (Method::Post, ["reset"]) => running.restore(None, deadline)?,
-            (Method::Put, ["states", name]) => running.save(Some(name), deadline)?,
-            (Method::Post, ["states", name]) => running.restore(Some(name), deadline)?,
+            (Method::Post, ["reset"]) => running.restore_state(None, deadline)?,
+            (Method::Put, ["states", name]) => running.save_state(Some(name), deadline)?,
+            (Method::Post, ["states", name]) => running.restore_state(Some(name), deadline)?,
             (Method::Get | Method::Head, ["requests"]) => {
                 return Ok(Response::json(200, &find_requests(&running.interceptor.lock(), request)?));
             }
@@ -178,32 +176,32 @@ impl Services {
             }
             (Method::Delete, ["faults"]) => running.interceptor.lock().remove_faults(),
             (Method::Post, ["time"]) => {
-                running.advance(parse_seconds(parse_body::<TimeBody>(request)?.advance)?, deadline)?;
+                running.advance_time(parse_seconds(parse_body::<TimeBody>(request)?.advance)?, deadline)?;
             }
             _ => return Err(Refusal::new(404, "no such control: GET the URL of the controls lists them")),
         }
         Ok(Response::no_content())
     }
 
-    /// Starts the service that a `POST services` asks for. Returns its name and its URLs.
+    /// Executes the control `POST services`: starts a service. Returns the name and the URLs of the service.
     fn add_service(&self, request: &Request, deadline: Instant) -> Result<(String, Value), Refusal> {
         let body = if request.body.is_empty() { ServiceBody::default() } else { parse_body(request)? };
         let text = |value| if let Value::String(text) = value { text } else { value.to_string() };
         let settings = body.settings.into_iter().map(|(name, value)| (name, text(value).into())).collect();
-        let config = config(&settings, false).map_err(|problem| Refusal::new(400, problem))?;
-        let Config { host, migrations_dir, .. } = self.config.clone();
+        let config = service_config(&settings, false).map_err(|problem| Refusal::new(400, problem))?;
+        let Config { host, migrations_dir, .. } = self.first_config.clone();
         let config = Config { host, migrations_dir, ..config };
         let users = (!body.users.is_empty()).then(|| Value::from(body.users).to_string());
         let running = start_service(&config, users.as_ref().map(String::as_bytes), |_| None, deadline)?;
         let (name, running) = (random_name(), Arc::new(running));
-        self.running.lock().insert(name.clone(), running.clone());
-        let urls = self.urls(&name, &running, Some(request));
+        self.services_by_name.lock().insert(name.clone(), running.clone());
+        let urls = self.service_urls(&name, &running, Some(request));
         Ok((name, urls))
     }
 
     /// Returns the URLs of a service and of its controls. Adds the URL of its database if the service listens on the
-    /// loopback, because clients on other machines cannot reach the database.
-    fn urls(&self, name: &str, running: &RunningService, request: Option<&Request>) -> Value {
+    /// loopback: clients on other machines cannot reach the database.
+    fn service_urls(&self, name: &str, running: &RunningService, request: Option<&Request>) -> Value {
         let host = request.and_then(|request| request.header("host"));
         let (url, control) = (service_url(running, host), service_url(&self.first_service(), host));
         let mut urls = json!({"url": url, "control": format!("{control}/{name}")});
@@ -218,32 +216,32 @@ fn random_name() -> String {
     Uuid::new_v4().simple().to_string()
 }
 
-/// Returns the segments of a control's path. The first segment is the name of a service.
+/// Returns the segments in the path of a control's request. The first segment is the name of a service.
 fn path_segments(request: &Request) -> Vec<&str> {
     request.path().split('/').filter(|segment| !segment.is_empty()).collect()
 }
 
-/// Starts a service on a database that begins with these users. Blocks until the service answers.
+/// Starts a service on a new database with these users. Blocks until the service answers.
 fn start_service(
     config: &Config,
     users: Option<&[u8]>,
-    controls: impl Fn(&Request) -> Option<server::HarnessHandler> + Send + Sync + 'static,
+    find_control: impl Fn(&Request) -> Option<server::HarnessHandler> + Send + Sync + 'static,
     deadline: Instant,
 ) -> Result<RunningService, Refusal> {
-    // Binds the address first, so that an address that cannot be used is reported before a database is made.
+    // Binds the address first, so that a bad address is reported before a database is made.
     let bound = BoundServer::bind(config)?;
     let database = ScratchDatabase::with_migrations(config.migrations_dir.as_deref())?;
     if let Some(users) = users {
-        store_users(database.url(), config, users).map_err(|problem| Refusal::new(400, problem))?;
+        import_first_users(database.url(), config, users).map_err(|problem| Refusal::new(400, problem))?;
     }
-    let running = RunningService::start(database, bound, config, controls)?;
+    let running = RunningService::start(database, bound, config, find_control)?;
     if users.is_some() {
-        running.save(None, deadline)?;
+        running.save_state(None, deadline)?;
     }
     Ok(running)
 }
 
-/// Returns the requests of the journal that the query of a `GET requests` chooses.
+/// Executes the control `GET requests`: returns the requests in the journal that its query chooses.
 fn find_requests(interceptor: &Interceptor, request: &Request) -> Result<Value, Refusal> {
     let (mut method, mut path) = (None, None);
     let query = request.target.split_once('?').map_or("", |(_, query)| query);
@@ -256,12 +254,12 @@ fn find_requests(interceptor: &Interceptor, request: &Request) -> Result<Value, 
         };
         *field = Some(percent_decode_str(value).decode_utf8_lossy());
     }
-    interceptor.find(method.as_deref(), path.as_deref())
+    interceptor.find_requests(method.as_deref(), path.as_deref())
 }
 
-/// Makes requests fail as the body of a `POST faults` says.
+/// Executes the control `POST faults`: makes requests fail as its body says.
 fn add_fault(interceptor: &mut Interceptor, body: FaultBody) -> Result<(), Refusal> {
-    const FAULTS: &str = "a fault is answer-lost, refused, 503, slow with seconds, cut with bytes";
+    const BAD_FAULT: &str = "a fault is answer-lost, refused, 503, slow with seconds, cut with bytes";
     let FaultBody { fault, method, path, times, seconds, bytes } = body;
     let fault = match (&*fault, seconds, bytes) {
         ("answer-lost", None, None) => Fault::AnswerLost,
@@ -269,7 +267,7 @@ fn add_fault(interceptor: &mut Interceptor, body: FaultBody) -> Result<(), Refus
         ("503", None, None) => Fault::Unavailable,
         ("slow", Some(seconds), None) => Fault::Slow(parse_seconds(seconds)?),
         ("cut", None, Some(bytes)) => Fault::Cut(bytes),
-        _ => return Err(Refusal::new(400, FAULTS)),
+        _ => return Err(Refusal::new(400, BAD_FAULT)),
     };
     interceptor.add_fault(fault, &method, &path, times.unwrap_or(1))
 }
@@ -278,23 +276,23 @@ fn parse_seconds(number: f64) -> Result<Duration, Refusal> {
     Duration::try_from_secs_f64(number).map_err(|error| Refusal::new(400, format!("{number}: {error}")))
 }
 
-/// Parses the body of a control.
+/// Parses the JSON body of a control, or refuses it with 400.
 fn parse_body<T: DeserializeOwned>(request: &Request) -> Result<T, Refusal> {
-    // Parses an object first, because serde would accept an array as the members of a structure.
+    // Parses an object first, because serde would also accept an array with the values of the members.
     let members: serde_json::Result<Map<String, Value>> = serde_json::from_slice(&request.body);
     let parsed = members.and_then(|members| serde_json::from_value(members.into()));
     parsed.map_err(|error| Refusal::new(400, format!("the body: {error}")))
 }
 
 impl Refusal {
-    /// Returns the answer that says the reason.
-    fn answer(&self) -> Response {
+    /// Returns the HTTP answer to a refused control, with the message that says why.
+    fn to_response(&self) -> Response {
         Response::json(self.status, &json!({"error": reason_phrase(self.status), "message": self.message}))
     }
 }
 
-/// Returns the URL of a service. If the service listens on every address, the URL has the host that the client has
-/// sent, or else the loopback.
+/// Returns the URL of a service. If the service listens on every address, the URL has `host`, from the client's Host
+/// field, or else the loopback.
 fn service_url(running: &RunningService, host: Option<&str>) -> String {
     let addr = running.server.addr().filter(|addr| addr.ip().is_unspecified());
     let Some(addr) = addr else { return running.server.base_url().to_owned() };
@@ -302,14 +300,14 @@ fn service_url(running: &RunningService, host: Option<&str>) -> String {
     format!("http://{}:{}", host.rsplit_once(':').map_or(host, |(name, _)| name), addr.port())
 }
 
-/// Imports the first users of a database. Accepts every value that a column can hold, ids, and clear passwords. Blocks
-/// until the users are stored. The error names the first users that are refused.
-fn store_users(url: &str, config: &Config, users: &[u8]) -> Result<(), String> {
+/// Imports the first users into a database. Accepts every value that a column can hold, ids, and clear passwords.
+/// Blocks until the users are stored. The error names the first users that are refused.
+fn import_first_users(url: &str, config: &Config, users: &[u8]) -> Result<(), String> {
     let config = Config { database: Database::Url(url.into()), ..config.clone() };
-    let options = Import { as_is: true, keep_ids: true, clear_passwords: true, ..Import::default() };
-    let imported = transfer::import(&config, &options, users, || ()).map_err(|error| error.to_string())?;
-    let problems = imported.problems.iter();
-    let problems = problems.map(|(number, problem)| format!("{} {number}: {problem}", imported.unit));
+    let options = ImportOptions { as_is: true, keep_ids: true, hash_passwords: true, ..Default::default() };
+    let outcome = transfer::import(&config, &options, users, || ()).map_err(|error| error.to_string())?;
+    let problems = outcome.problems.iter();
+    let problems = problems.map(|(number, problem)| format!("{} {number}: {problem}", outcome.record_word));
     let problems = problems.collect::<Vec<_>>().join("; ");
     if problems.is_empty() { Ok(()) } else { Err(problems) }
 }

@@ -1,5 +1,5 @@
-//! A test's service with a database of its own: its start, its saved states and its time. A state is a schema of the
-//! database with copies of the tables and the next id.
+//! Starts a test's service with a database of its own, saves and restores its states, and lets time pass for it. A
+//! state is a schema of the database with copies of the tables and the next id.
 
 use super::databases::ScratchDatabase;
 use super::{Refusal, requests::Interceptor};
@@ -13,50 +13,49 @@ use postgres::{Client, Error, NoTls, error::SqlState};
 use std::time::{Duration, Instant};
 use std::{collections::HashSet, sync::Arc};
 
-/// Time that is left for the answer of a control after its statements.
-const ANSWER_TIME: Duration = Duration::from_millis(100);
+/// Time before the deadline of a control at which its statements are ended, so that its answer is still sent in time.
+const TIME_FOR_ANSWER: Duration = Duration::from_millis(100);
 
-/// A server with a database of its own.
+/// A test's server with a database of its own.
 pub struct RunningService {
     // The server is the first field, so that it stops before the database is dropped.
     pub server: Server,
     pub database: ScratchDatabase,
     pub interceptor: Arc<Mutex<Interceptor>>,
-    /// Schemas of the saved states. Locked while a state is saved or restored.
+    /// Names of the schemas that hold saved states. Locked while a state is saved or restored.
     saved_schemas: Mutex<HashSet<String>>,
 }
 
 impl RunningService {
-    /// Starts a server on a database, at an address that is bound already. `controls` returns the control that a
-    /// request asks for, if any. Blocks until the server answers.
+    /// Starts a server on a database, at an address that is bound already. `find_control` returns the function that
+    /// executes the control which a request asks for, if any. Blocks until the server answers.
     pub fn start(
         database: ScratchDatabase,
         mut bound: BoundServer,
         config: &Config,
-        controls: impl Fn(&Request) -> Option<server::HarnessHandler> + Send + Sync + 'static,
+        find_control: impl Fn(&Request) -> Option<server::HarnessHandler> + Send + Sync + 'static,
     ) -> Result<RunningService, StartError> {
         let interceptor = Arc::<Mutex<Interceptor>>::default();
-        let watching = interceptor.clone();
+        let interceptor_of_server = interceptor.clone();
         bound.intercept = Some(Arc::new(move |request| {
-            let fault = || watching.lock().take_fault(request).map(Treatment::Fault);
-            controls(request).map(Treatment::Harness).or_else(fault)
+            let fault = || interceptor_of_server.lock().intercept(request).map(Treatment::Fault);
+            find_control(request).map(Treatment::Harness).or_else(fault)
         }));
         let config = Config { database: database.config().database, ..config.clone() };
         let server = bound.start(config, || {})?;
         Ok(RunningService { server, database, interceptor, saved_schemas: Mutex::default() })
     }
 
-    /// Saves the tables and the next id as the state of this name, or as the state at the start if `name` is `None`.
-    /// Replaces an older state.
+    /// Saves the tables and the next id as the state `name`, or as the state at the start of the service if `name` is
+    /// `None`. Replaces an older state of this name.
     ///
-    /// The tables are those of one snapshot. The next id is read last, so that it is larger than all ids of the
-    /// snapshot.
-    pub fn save(&self, name: Option<&str>, deadline: Instant) -> Result<(), Refusal> {
+    /// Copies all tables from one snapshot. Reads the next id last, so that it is larger than all ids in the snapshot.
+    pub fn save_state(&self, name: Option<&str>, deadline: Instant) -> Result<(), Refusal> {
         let is_allowed = |byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_');
         if name.is_some_and(|name| !(1..=40).contains(&name.len()) || !name.bytes().all(is_allowed)) {
             return Err(Refusal::new(400, "the name of a state has 1 to 40 characters of a-z, 0-9 and _"));
         }
-        let (mut saved, state) = (self.saved_schemas.lock(), state_schema(name));
+        let (mut saved, state) = (self.saved_schemas.lock(), state_schema_name(name));
         let copy = |table| format!("create table {state}.{table} as table {table};");
         let copies: String = WRITTEN_TABLES.iter().map(copy).collect();
         let save = format!(
@@ -69,10 +68,11 @@ impl RunningService {
         Ok(())
     }
 
-    /// Restores the state of this name in one transaction, and removes faults and counts of wrong passwords. `None`
-    /// restores the state at the start, which is empty if none was saved, and removes the journal of requests, too.
-    pub fn restore(&self, name: Option<&str>, deadline: Instant) -> Result<(), Refusal> {
-        let (saved, state) = (self.saved_schemas.lock(), state_schema(name));
+    /// Restores the state `name` in one transaction, and removes faults and counts of wrong passwords. `None` restores
+    /// the state at the start of the service, which has no users if none was saved, and empties the journal of
+    /// requests, too.
+    pub fn restore_state(&self, name: Option<&str>, deadline: Instant) -> Result<(), Refusal> {
+        let (saved, state) = (self.saved_schemas.lock(), state_schema_name(name));
         let mut restore = format!("truncate {} restart identity", WRITTEN_TABLES.join(", "));
         if saved.contains(&state) {
             for table in WRITTEN_TABLES {
@@ -92,10 +92,10 @@ impl RunningService {
         Ok(())
     }
 
-    /// Lets time pass for idempotency keys and for counts of wrong passwords.
-    pub fn advance(&self, time: Duration, deadline: Instant) -> Result<(), Refusal> {
-        // Moves no expiry to before now, because several long times together would move the expiry to before the
-        // earliest timestamp of PostgreSQL.
+    /// Makes idempotency keys and counts of wrong passwords older, as if this time had passed.
+    pub fn advance_time(&self, time: Duration, deadline: Instant) -> Result<(), Refusal> {
+        // Moves no expiry to before now, because several calls with long times would move it to before the earliest
+        // timestamp of PostgreSQL.
         let age = format!(
             "update idempotency_keys set expires_at = greatest(expires_at - interval '{} seconds', now())",
             time.as_secs_f64()
@@ -105,13 +105,12 @@ impl RunningService {
         Ok(())
     }
 
-    /// Executes statements in one transaction, and ends shortly before the deadline. If the statements meet a lock,
-    /// tries them again. They hold no lock between two tries, because a request that has to end first may wait for a
-    /// lock of theirs.
+    /// Executes statements in one transaction, and gives up shortly before the deadline. If another session has a lock,
+    /// rolls back and tries again, because the request with that lock may itself wait for a lock of this transaction.
     fn execute(&self, sql: &str, deadline: Instant) -> Result<(), Refusal> {
-        const LATE: &str =
+        const IS_LATE: &str =
             "it took too long, and has changed nothing: another session may keep a lock on users";
-        let end = deadline.checked_sub(ANSWER_TIME).unwrap_or(deadline);
+        let end = deadline.checked_sub(TIME_FOR_ANSWER).unwrap_or(deadline);
         loop {
             let Err(error) = outside_of_runtimes(|| self.try_execute(sql, end)) else { return Ok(()) };
             let is_locked = error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE);
@@ -119,11 +118,12 @@ impl RunningService {
                 continue;
             }
             let is_late = is_locked || error.code() == Some(&SqlState::QUERY_CANCELED);
-            return Err(if is_late { Refusal::new(409, LATE) } else { Refusal::new(400, explain(&error)) });
+            let (code, why) = if is_late { (409, IS_LATE.to_owned()) } else { (400, explain(&error)) };
+            return Err(Refusal::new(code, why));
         }
     }
 
-    /// Executes statements in one transaction, which is rolled back if a lock is not free or at `end`.
+    /// Executes statements in one transaction, which is rolled back if a lock is not free within 50 ms, or at `end`.
     fn try_execute(&self, sql: &str, end: Instant) -> Result<(), Error> {
         let left_ms = end.saturating_duration_since(Instant::now()).as_millis().max(1);
         Client::connect(self.database.url(), NoTls)?.batch_execute(&format!(
@@ -132,7 +132,8 @@ impl RunningService {
     }
 }
 
-/// Returns the schema of the state of this name, or of the state at the start.
-fn state_schema(name: Option<&str>) -> String {
+/// Returns the name of the database schema that holds the state `name`, or for `None` the state at the start of the
+/// service.
+fn state_schema_name(name: Option<&str>) -> String {
     name.map_or("userd_start".to_owned(), |name| format!("userd_state_{name}"))
 }

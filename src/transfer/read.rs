@@ -1,7 +1,8 @@
 //! Cuts a stream into records: lines of JSON, the elements of one JSON array, or rows of CSV, whose quoted fields may
 //! have line ends.
 //!
-//! A record that cannot be read is passed on with its problem. A stream that is cut off or is not UTF-8 is an error.
+//! A record that cannot be parsed has a problem instead of members. A stream that is cut off or is not UTF-8 is an
+//! error.
 
 use super::rules::{Record, Rules};
 use super::{Format, TransferError};
@@ -10,42 +11,42 @@ use serde_json::value::RawValue;
 use std::io::{self, BufRead, BufReader, Read};
 use std::{cell::Cell, fmt};
 
-/// The function that takes the records. Its error ends the import.
+/// The function that is called with each record. An error that it returns ends the import.
 type Sink<'a> = dyn FnMut(Record) -> Result<(), TransferError> + 'a;
 
-/// The most bytes of a line of JSON, of an element of an array or of a row of CSV.
+/// The most bytes of a record: of a line of JSON, of an element of an array or of a row of CSV.
 const MAX_RECORD_BYTES: usize = 1 << 20;
 
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
-const AMBIGUOUS_TAB: &str = "has, between tabs, a field that begins with a quote or has a backslash or a CR, which \
+const AMBIGUOUS_FIELD: &str = "has, between tabs, a field that begins with a quote or has a backslash or a CR, which \
                              programs read in different ways: save the file as CSV with commas, or as JSON";
 const MISPLACED_QUOTE: &str = "has text behind a closing quote, or a quote or a CR in a field without quotes (a quote in \
                                quotes is written twice)";
 const IS_ONE_OBJECT: &str = "it is one JSON object: write a user a line, as `jq -c '.users[]'` does from an array in the object, \
                         and `jq -c .` from objects of several lines";
 
-/// Calls `each` with every record of the stream. Returns the word for a record: `line`, or `user` for an element of an
-/// array. Blocks until the stream ends.
+/// Calls `each` with every record of the stream. Returns the word for a record in messages: `line`, or `user` for an
+/// element of an array. Blocks until the stream ends.
 pub(super) fn read(input: impl Read, rules: &Rules, each: &mut Sink) -> Result<&'static str, TransferError> {
     let mut input = BufReader::new(input);
     if input.fill_buf()?.starts_with(BYTE_ORDER_MARK) {
         input.consume(BYTE_ORDER_MARK.len());
     }
-    let mut lines = Lines { input, number: 0, has_end: false };
+    let mut lines = Lines { input, line_number: 0, has_line_feed: false };
     let Some(first) = lines.next_nonblank()? else { return Ok("line") };
-    let begin = first_byte(&first);
+    let begin = first_nonblank_byte(&first);
     let is_json = matches!(begin, Some(b'{' | b'['));
-    match rules.import.format.unwrap_or(if is_json { Format::Ndjson } else { Format::Csv }) {
+    match rules.options.format.unwrap_or(if is_json { Format::Ndjson } else { Format::Csv }) {
         Format::Ndjson if begin == Some(b'[') => {
             let left_bytes = &Cell::new(MAX_RECORD_BYTES);
             let input = BoundedInput { input: first.as_slice().chain(lines.input), left_bytes };
-            JsonArray { each, number: 0, error: None, left_bytes }.read(input).map(|()| "user")
+            JsonArray { sink: each, read_elements: 0, error: None, left_bytes }.read(input).map(|()| "user")
         }
         Format::Ndjson => {
             let first = lines.decode_line(first)?;
-            if rules.is_document(&first) {
-                return Err(unreadable(IS_ONE_OBJECT));
+            if rules.is_json_document(&first) {
+                return Err(read_error(IS_ONE_OBJECT));
             }
             lines.read_objects(first, each).map(|()| "line")
         }
@@ -53,79 +54,80 @@ pub(super) fn read(input: impl Read, rules: &Rules, each: &mut Sink) -> Result<&
     }
 }
 
-/// The lines of a stream, as they are read one by one.
+/// A stream that is read line by line.
 struct Lines<R> {
     input: R,
-    /// The number of the last line that was read.
-    number: i64,
-    /// True if the last line that was read ends in a line feed. The last line of a file that is cut off does not.
-    has_end: bool,
+    /// The number of the line that was read last, from 1.
+    line_number: i64,
+    /// True if the line that was read last ends in a line feed. False for the last line of a file that is cut off.
+    has_line_feed: bool,
 }
 
 impl<R: BufRead> Lines<R> {
-    /// Reads a line with its line feed. Reads only the beginning of a line that is too long. Returns `None` at the end
-    /// of the stream.
+    /// Reads the next line, with its line feed. Reads only the beginning of a line that is too long. Returns `None` at
+    /// the end of the stream.
     fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
         let mut line = Vec::new();
         self.input.by_ref().take(MAX_RECORD_BYTES as u64 + 1).read_until(b'\n', &mut line)?;
-        self.number += 1;
-        self.has_end = line.ends_with(b"\n");
+        self.line_number += 1;
+        self.has_line_feed = line.ends_with(b"\n");
         Ok(Some(line).filter(|line| !line.is_empty()))
     }
 
-    /// Reads up to the next line that is not blank.
+    /// Reads the next line that is not blank. Returns `None` at the end of the stream.
     fn next_nonblank(&mut self) -> io::Result<Option<Vec<u8>>> {
         loop {
             match self.next()? {
-                Some(line) if first_byte(&line).is_none() => {}
+                Some(line) if first_nonblank_byte(&line).is_none() => {}
                 line => return Ok(line),
             }
         }
     }
 
-    /// Returns the text of the last line that was read.
+    /// Returns the line that was read last as text. Fails if the line is too long or not UTF-8.
     fn decode_line(&self, line: Vec<u8>) -> Result<String, TransferError> {
         if line.len() > MAX_RECORD_BYTES {
-            return Err(too_long_error("line", self.number));
+            return Err(too_long_error("line", self.line_number));
         }
         String::from_utf8(line)
-            .map_err(|_| self.unreadable("is not UTF-8: save the file as CSV or JSON in UTF-8"))
+            .map_err(|_| self.line_error("is not UTF-8: save the file as CSV or JSON in UTF-8"))
     }
 
-    /// Returns an error about the last line that was read.
-    fn unreadable(&self, problem: &str) -> TransferError {
-        unreadable(format!("line {} {problem}", self.number))
+    /// Returns an error that names the line that was read last.
+    fn line_error(&self, problem: &str) -> TransferError {
+        read_error(format!("line {} {problem}", self.line_number))
     }
 
-    /// Reads lines of JSON, a record each.
+    /// Reads the JSON lines of a stream, each of which is a record. `first` is the first line.
     fn read_objects(mut self, first: String, each: &mut Sink) -> Result<(), TransferError> {
         let mut next = Some(first);
         while let Some(line) = next {
             let object = serde_json::from_str(line.trim_end_matches(['\r', '\n']));
-            if object.as_ref().is_err_and(serde_json::Error::is_eof) && !self.has_end {
-                return Err(self.unreadable("is cut off"));
+            if object.as_ref().is_err_and(serde_json::Error::is_eof) && !self.has_line_feed {
+                return Err(self.line_error("is cut off"));
             }
-            each(Record { number: self.number, members: object.map_err(not_json_problem) })?;
+            each(Record { number: self.line_number, members: object.map_err(not_json_problem) })?;
             next = self.next_nonblank()?.map(|line| self.decode_line(line)).transpose()?;
         }
         Ok(())
     }
 
-    /// Reads rows of CSV, a record each. The number of a record is the number of the row's first line.
+    /// Reads the CSV rows of a stream, each of which is a record. `first` is the header. A record has the number of the
+    /// first line of its row.
     fn read_rows(mut self, first: Vec<u8>, rules: &Rules, each: &mut Sink) -> Result<(), TransferError> {
         let first = self.decode_line(first)?;
         let mut unquoted = first.split('"').step_by(2).flat_map(str::chars);
         let separator = unquoted.find(|sign| "\t;,".contains(*sign)).unwrap_or(',');
         let header = self.read_row(first, separator)?;
-        let header = rules.column_names(header).map_err(|problem| self.unreadable(&problem))?;
+        let header = rules.parse_header(header).map_err(|problem| self.line_error(&problem))?;
         while let Some(line) = self.next()? {
-            let (number, line) = (self.number, self.decode_line(line)?);
+            let (number, line) = (self.line_number, self.decode_line(line)?);
             let row = self.read_row(line, separator)?;
             if row.iter().all(|value| value.trim().is_empty()) {
                 continue;
             }
-            if row.len() < header.len() && !self.has_end {
-                return Err(self.unreadable("is cut off"));
+            if row.len() < header.len() && !self.has_line_feed {
+                return Err(self.line_error("is cut off"));
             }
             each(Record { number, members: rules.row_members(&header, row) })?;
         }
@@ -134,13 +136,13 @@ impl<R: BufRead> Lines<R> {
 
     /// Splits a row of CSV into fields. Reads further lines while a quote is open.
     ///
-    /// A quote within a field without quotes is refused: crates that read CSV accept such a quote, and then take the
-    /// next rows for a part of the field. Between tabs no quote opens, because some programs write quotes there and
-    /// some backslashes.
+    /// Refuses a quote within a field that does not begin with one: crates that read CSV accept such a quote, and then
+    /// take the next rows for a part of the field. If tabs separate fields, a quote does not hide them, because some
+    /// programs write quotes there and some backslashes.
     fn read_row(&mut self, mut text: String, separator: char) -> Result<Vec<String>, TransferError> {
         let has_tabs = separator == '\t';
         let is_quote = |sign: char| sign == '"' && !has_tabs;
-        let (number, mut end, mut is_open) = (self.number, 0, false);
+        let (number, mut end, mut is_open) = (self.line_number, 0, false);
         loop {
             is_open ^= text[end..].matches(is_quote).count() % 2 == 1;
             if !is_open {
@@ -150,26 +152,25 @@ impl<R: BufRead> Lines<R> {
             match self.next()? {
                 Some(_) if end > MAX_RECORD_BYTES => return Err(too_long_error("line", number)),
                 Some(next) => text.push_str(&self.decode_line(next)?),
-                None => return Err(unreadable(format!("line {number} has a quote that is not closed"))),
+                None => return Err(read_error(format!("line {number} has a quote that is not closed"))),
             }
         }
         let fields = text.trim_end_matches(['\r', '\n']).split(|sign| {
             is_open ^= is_quote(sign);
             sign == separator && !is_open
         });
-        let fields: Option<_> = fields.map(if has_tabs { tab_field } else { csv_field }).collect();
-        fields.ok_or_else(|| self.unreadable(if has_tabs { AMBIGUOUS_TAB } else { MISPLACED_QUOTE }))
+        let fields: Option<_> = fields.map(if has_tabs { tab_value } else { csv_value }).collect();
+        fields.ok_or_else(|| self.line_error(if has_tabs { AMBIGUOUS_FIELD } else { MISPLACED_QUOTE }))
     }
 }
 
-/// Returns the value of a field between tabs. Returns `None` if programs read the field in different ways.
-fn tab_field(field: &str) -> Option<String> {
+/// Returns the value of a field between tabs, or `None` if programs read the field in different ways.
+fn tab_value(field: &str) -> Option<String> {
     (!field.starts_with('"') && !field.contains(['\\', '\r'])).then(|| field.to_owned())
 }
 
-/// Returns the value of a field of CSV, without its quotes. Returns `None` if programs read the field in different
-/// ways.
-fn csv_field(field: &str) -> Option<String> {
+/// Returns the value of a field of CSV, without its quotes, or `None` if programs read the field in different ways.
+fn csv_value(field: &str) -> Option<String> {
     let Some(quoted) = field.strip_prefix('"') else {
         return (!field.contains(['"', '\r'])).then(|| field.to_owned());
     };
@@ -177,13 +178,13 @@ fn csv_field(field: &str) -> Option<String> {
     (!parts.iter().any(|part| part.contains('"'))).then(|| parts.join("\""))
 }
 
-/// Returns an error that says why a stream cannot be read.
-pub(super) fn unreadable(problem: impl Into<String>) -> TransferError {
+/// Returns the error of an import whose stream cannot be read, with this reason.
+pub(super) fn read_error(problem: impl Into<String>) -> TransferError {
     io::Error::other(problem.into()).into()
 }
 
 fn too_long_error(unit: &str, number: i64) -> TransferError {
-    unreadable(format!("{unit} {number} is longer than {MAX_RECORD_BYTES} bytes"))
+    read_error(format!("{unit} {number} is longer than {MAX_RECORD_BYTES} bytes"))
 }
 
 /// Returns the problem of a record that is not a JSON object.
@@ -194,12 +195,13 @@ fn not_json_problem(error: serde_json::Error) -> String {
     format!("is not JSON: {error}").replace(" at line 1 column ", " at column ")
 }
 
-/// Returns the first byte that JSON does not count as white space.
-fn first_byte(text: &[u8]) -> Option<u8> {
+/// Returns the first byte that is not white space in JSON.
+fn first_nonblank_byte(text: &[u8]) -> Option<u8> {
     text.iter().copied().find(|byte| !b" \t\r\n".contains(byte))
 }
 
-/// An input that fails once `left_bytes` have been read. The reader of an array sets this number before each element.
+/// An input that fails once `left_bytes` have been read. The reader of an array sets this number anew after each
+/// element, so that no element is too long.
 struct BoundedInput<'a, R> {
     input: R,
     left_bytes: &'a Cell<usize>,
@@ -217,14 +219,13 @@ impl<R: Read> Read for BoundedInput<'_, R> {
     }
 }
 
-/// Reads the elements of one JSON array, a record each. Holds one element at a time.
+/// A reader of one JSON array, whose elements are records. Holds one element at a time.
 struct JsonArray<'a> {
-    each: &'a mut Sink<'a>,
-    /// The number of elements that were read.
-    number: i64,
-    /// The error that `each` has returned, which ends the array.
+    sink: &'a mut Sink<'a>,
+    read_elements: i64,
+    /// The error that `sink` has returned, which ends the import.
     error: Option<TransferError>,
-    /// The most bytes that the next element may have.
+    /// The most bytes that can still be read of the next element.
     left_bytes: &'a Cell<usize>,
 }
 
@@ -233,9 +234,9 @@ impl JsonArray<'_> {
         let mut array = serde_json::Deserializer::from_reader(input);
         let end = array.deserialize_seq(&mut self).and_then(|()| array.end());
         let no_json = |error: serde_json::Error| match error.io_error_kind() {
-            Some(io::ErrorKind::FileTooLarge) => too_long_error("user", self.number + 1),
+            Some(io::ErrorKind::FileTooLarge) => too_long_error("user", self.read_elements + 1),
             Some(_) => io::Error::from(error).into(),
-            None => unreadable(format!("it is no JSON behind {} users: {error}", self.number)),
+            None => read_error(format!("it is no JSON behind {} users: {error}", self.read_elements)),
         };
         self.error.map_or_else(|| end.map_err(no_json), Err)
     }
@@ -249,13 +250,13 @@ impl<'de> Visitor<'de> for &mut JsonArray<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut array: A) -> Result<(), A::Error> {
-        // Takes each element as text first, so that a number or an escape that cannot be read is the problem of one
-        // record.
+        // Takes each element as text first, so that a number or an escape that cannot be parsed is the problem of one
+        // record, and not of the array.
         while let Some(user) = array.next_element::<Box<RawValue>>()? {
-            self.number += 1;
+            self.read_elements += 1;
             self.left_bytes.set(MAX_RECORD_BYTES);
             let members = serde_json::from_str(user.get()).map_err(not_json_problem);
-            self.error = (self.each)(Record { number: self.number, members }).err();
+            self.error = (self.sink)(Record { number: self.read_elements, members }).err();
             if self.error.is_some() {
                 return Err(A::Error::custom("the import has ended"));
             }

@@ -1,11 +1,11 @@
-//! `userd migrate`, `check`, `recount`, `grants` and `config`, for operators.
+//! The subcommands for operators: `userd migrate`, `check`, `recount`, `grants` and `config`.
 
 use super::{Failure, arguments::Args, commands, embedded, environment, print};
 use crate::check::{self, Changes, Finding, Options, Severity};
 use crate::{Database, Secret, config::InForce, server};
 
-/// Applies the missing migrations and prints them, even if another schema of the database has userd's tables. Blocks as
-/// a start does.
+/// Applies the missing migrations and prints them, even if another schema of the database has userd's tables. Blocks
+/// for as long as a start of the service does.
 pub fn migrate(args: &Args) -> Result<(), Failure> {
     let (config, _cluster) = embedded::open_database(args, true)?;
     let lines = check::migrate(&config, true)?;
@@ -13,15 +13,15 @@ pub fn migrate(args: &Args) -> Result<(), Failure> {
     print(text + "\n")
 }
 
-/// Counts all users anew, and prints what was corrected.
+/// Counts all users anew, and prints how the stored counts were corrected.
 pub fn recount(args: &Args) -> Result<(), Failure> {
     let (config, _cluster) = embedded::open_database(args, false)?;
     let line = check::recount(&config)?;
     print(format!("{line}\n"))
 }
 
-/// Prints the statements that let a role run the service.
-pub fn grants(args: &Args) -> Result<(), Failure> {
+/// Prints the GRANT statements that a role needs to run the service.
+pub fn print_grants(args: &Args) -> Result<(), Failure> {
     let (config, _cluster) = embedded::open_database(args, false)?;
     let grants = check::grants(&config, &args.operand_text())?;
     print(grants.iter().map(|grant| format!("{grant}\n")).collect::<String>())
@@ -45,7 +45,7 @@ pub fn check(args: &Args) -> Result<(), Failure> {
             findings.extend(limits.map(|error| finding(Severity::Problem, "system", error.to_string())));
             match embedded::open_cluster(args, &mut config, false) {
                 Ok(_cluster) => findings.extend(check::check(&config, options)),
-                Err(Failure { line, .. }) => findings.push(finding(Severity::Problem, "database", line)),
+                Err(failure) => findings.push(finding(Severity::Problem, "database", failure.message)),
             }
         }
         Err(error) => findings.push(finding(Severity::Problem, "configuration", error.to_string())),
@@ -53,7 +53,7 @@ pub fn check(args: &Args) -> Result<(), Failure> {
     let mut done = Ok(());
     for Finding { severity, subject, line } in findings {
         if severity == Severity::Problem {
-            done = Err(Failure { code: 1, line: String::new() });
+            done = Err(Failure { exit_code: 1, message: String::new() });
         }
         print(format!("{severity:<8} {subject}: {line}\n"))?;
     }
@@ -61,12 +61,12 @@ pub fn check(args: &Args) -> Result<(), Failure> {
 }
 
 /// Prints the settings in force, and where each value comes from. Connects to no database.
-pub fn config(args: &Args) -> Result<(), Failure> {
+pub fn print_config(args: &Args) -> Result<(), Failure> {
     let mut config = environment::read_config(args).map_err(Failure::usage)?;
     if args.has(commands::EMBEDDED) {
         config.database = Database::Url(Secret::default());
     }
-    let rows = config.in_force(environment::lookup(args));
+    let rows = config.in_force(environment::variable_lookup(args));
     for InForce { variable, value, source } in &rows {
         let place = args.assigned_variables.get(*variable).filter(|_| *source == "environment");
         print(format!("{variable:<20} {value:<24} {}\n", place.unwrap_or(source)))?;
