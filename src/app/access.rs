@@ -1,8 +1,8 @@
-//! Access to the routes that are not public. Refuses a change that a browser sends for a page of another origin,
-//! unless that origin is allowed. Then requires a bearer token or, if no token is set, a `Host` that this service
-//! accepts, because of DNS rebinding.
+//! Access to the routes that are not public. A change that a browser sends for a page of another origin is refused,
+//! unless `ALLOWED_ORIGINS` has that origin. If the service has tokens, a request needs one. If it has none, the `Host`
+//! of a request must be a name of this service, because a foreign page could otherwise reach it by DNS rebinding.
 
-use super::routes::Callers;
+use super::routes::Rights;
 use crate::config::Config;
 use crate::error::Error;
 use crate::http::{Cors, Method, Request, hosts};
@@ -11,118 +11,119 @@ use std::sync::Arc;
 use subtle::ConstantTimeEq;
 
 /// The rules by which requests are admitted to the routes that are not public.
-pub struct Access {
-    /// The digests of the tokens, each with the callers that the token stands for; `None` if requests need no token. A
-    /// request's token is compared as a digest, because the time of a comparison could otherwise tell how much of a
-    /// token is right.
-    pub(super) tokens: Option<Vec<([u8; 32], Callers)>>,
-    /// The host names that requests without a token may have, beside the names that no stranger can register; `None` allows
-    /// any name.
+pub struct AccessRules {
+    /// The SHA-256 digest of each token, with the rights that the token gives; `None` if requests need no token.
+    /// Digests are compared instead of tokens, because the time of a comparison could tell how many characters of a
+    /// token are right.
+    pub(super) token_digests: Option<Vec<([u8; 32], Rights)>>,
+    /// The names that the `Host` of a request may have if the service has no token, beside the names that no stranger
+    /// can register. `None` if any name is accepted.
     accepted_hosts: Option<Vec<String>>,
-    /// The origins of pages that may send requests.
+    /// The origins (as in `https://app.example`) of pages that may use the service from a browser.
     allowed_origins: Vec<Arc<str>>,
 }
 
-impl Access {
-    /// Returns the rules of these settings. With a token, `/users` needs it. Without a token, `/users` is open under
-    /// the names in `config` and the name of this machine.
-    pub fn new(config: &Config) -> Access {
+impl AccessRules {
+    /// Returns the rules that the settings ask for. If a token is set, requests to `/users` need it. If none is set,
+    /// their `Host` must be a name from the settings or the name of this machine.
+    pub fn new(config: &Config) -> AccessRules {
         let machine = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
-        // Leaves out a HOST with a colon: it is an IPv6 address or the path of a socket, and no host name.
+        // Leaves out a setting `HOST` with a colon, because it is an IPv6 address or the path of a socket.
         let listening = (!config.host.contains(':')).then_some(&config.host);
         let named = config.allowed_hosts.iter().chain(listening).chain(&machine);
         let hosts = named.map(|name| hosts::without_port(name).to_owned()).collect();
-        Access {
-            tokens: config.api_token.is_some().then(|| tokens(config)),
+        AccessRules {
+            token_digests: config.api_token.is_some().then(|| digest_tokens(config)),
             accepted_hosts: (!config.allowed_hosts.iter().any(|name| name == "*")).then_some(hosts),
             allowed_origins: config.limits.allowed_origins.clone(),
         }
     }
 
-    /// Admits a request of a route for these callers, or fails with [`Error::CrossOrigin`], [`Error::Unauthorized`],
-    /// [`Error::Forbidden`] or [`Error::HostNotAllowed`]. `token`: the callers that the token of the request stands
-    /// for.
+    /// Admits a request to a route that requires these rights, or fails with [`Error::CrossOrigin`],
+    /// [`Error::Unauthorized`], [`Error::Forbidden`] or [`Error::HostNotAllowed`]. `token_rights`: the rights that the
+    /// token of the request gives.
     pub fn admit(
         &self,
         request: &Request,
-        callers: Callers,
+        required: Rights,
         cors: &Cors,
-        token: Option<Callers>,
+        token_rights: Option<Rights>,
     ) -> Result<(), Error> {
         let is_safe = matches!(request.method, Method::Get | Method::Head | Method::Options);
         if !is_safe && is_cross_origin(request) && !cors.is_allowed() {
             return Err(Error::CrossOrigin);
         }
-        match self.tokens {
-            // Admits a preflight without a token: browsers send none with it, and its answer tells nothing of the
-            // users.
+        match self.token_digests {
+            // Admits a preflight without a token: browsers send no token with a preflight, and its answer tells nothing
+            // of the users.
             Some(_) if cors.is_preflight(request) => Ok(()),
-            // Does not look at the Host if a token is set, because a page of another site does not know the token.
-            Some(_) => match token {
+            // Accepts any `Host` if a token is set, because a page of another site does not know the token.
+            Some(_) => match token_rights {
                 None => Err(Error::Unauthorized),
-                Some(Callers::Full) => Ok(()),
-                Some(own) if own == callers || callers == Callers::Known => Ok(()),
+                Some(Rights::Full) => Ok(()),
+                Some(own) if own == required || required == Rights::AnyToken => Ok(()),
                 Some(_) => Err(Error::Forbidden),
             },
             None => match request.header("host") {
-                Some(host) if !self.is_accepted(host) && request.peer.is_some() => Err(Error::HostNotAllowed),
-                // Looks at the Host only if the client uses TCP and sends one: no web page reaches a Unix socket, and
-                // every browser sends a Host.
+                Some(host) if !self.is_own_host(host) && request.peer.is_some() => Err(Error::HostNotAllowed),
+                // Admits a request over a Unix socket, which no web page can reach, and a request without a `Host`,
+                // which no browser sends.
                 _ => Ok(()),
             },
         }
     }
 
-    /// Returns the callers that the token of the request stands for. `None` unless the request has exactly one
-    /// Authorization field, with a known token.
-    pub fn token_callers(&self, request: &Request) -> Option<Callers> {
-        let tokens = self.tokens.as_ref()?;
+    /// Returns the rights that the token of a request gives. Returns `None` if the token is unknown or missing, or if
+    /// the request has several `Authorization` fields.
+    pub fn find_token_rights(&self, request: &Request) -> Option<Rights> {
+        let tokens = self.token_digests.as_ref()?;
         let mut fields = request.header_values("authorization");
         let field = fields.next().filter(|_| fields.next().is_none()).and_then(|value| value.split_once(' '));
         let bearer = field.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
-        let carried = bearer.map(|(_, token)| digest(token.trim()))?;
-        // Compares all tokens, so that the time does not tell which token is similar.
+        let carried = bearer.map(|(_, token)| sha256(token.trim()))?;
+        // Compares the request's token with all tokens, so that the time does not tell which one is equal.
         let equal = tokens.iter().filter(|(expected, _)| carried.ct_eq(expected).into());
-        equal.fold(None, |_, (_, callers)| Some(*callers))
+        equal.fold(None, |_, (_, rights)| Some(*rights))
     }
 
-    /// Returns the CORS fields that the answer to a request needs, for a browser with a page of another origin.
-    pub fn cors(&self, request: &Request) -> Cors {
+    /// Returns the CORS fields for the answer to a request. By these fields a browser lets a page of another origin
+    /// read the answer.
+    pub fn cors_for(&self, request: &Request) -> Cors {
         let fields = request.header_fields().map(|(name, value)| (name, value.as_bytes()));
         Cors::for_request(&self.allowed_origins, fields)
     }
 
-    /// Returns true if the Host names this service. By DNS rebinding, the owner of a foreign page lets the name of the
-    /// page resolve to this server. The browser then takes the page and the service for one origin, and lets the page
-    /// read the answers. Only the Host of such a request tells that it is a foreign page's.
-    fn is_accepted(&self, authority: &str) -> bool {
+    /// Returns true if the `Host` of a request names this service. By DNS rebinding, the owner of a foreign page lets
+    /// the name of the page resolve to this server. The browser then takes the page and the service for one origin, and
+    /// lets the page read the answers. Only the `Host` tells that such a request comes from a foreign page.
+    fn is_own_host(&self, authority: &str) -> bool {
         let Some(hosts) = &self.accepted_hosts else { return true };
         let name = hosts::without_port(authority);
         hosts::is_local_host(authority) || hosts.iter().any(|accepted| accepted.eq_ignore_ascii_case(name))
     }
 }
 
-/// Returns the digests of all tokens of the settings, each with the callers that it stands for.
-fn tokens(config: &Config) -> Vec<([u8; 32], Callers)> {
+/// Returns the digests of all tokens in the settings, each with the rights that its token gives.
+fn digest_tokens(config: &Config) -> Vec<([u8; 32], Rights)> {
     let settings = [
-        (&config.api_token, Callers::Full),
-        (&config.api_token_read, Callers::Read),
-        (&config.api_token_login, Callers::Login),
+        (&config.api_token, Rights::Full),
+        (&config.api_token_read, Rights::Read),
+        (&config.api_token_login, Rights::Login),
     ];
-    let digests = settings.into_iter().flat_map(|(tokens, callers)| {
+    let digests = settings.into_iter().flat_map(|(tokens, rights)| {
         let tokens = tokens.iter().flat_map(|tokens| tokens.expose().split_whitespace());
-        tokens.map(move |token| (digest(token), callers))
+        tokens.map(move |token| (sha256(token), rights))
     });
     digests.collect()
 }
 
-fn digest(text: &str) -> [u8; 32] {
+fn sha256(text: &str) -> [u8; 32] {
     Sha256::digest(text.as_bytes()).into()
 }
 
-/// Returns true if a browser sends this change for a page of another origin, by the rules of Go 1.25's
-/// CrossOriginProtection. Browsers of today tell so in Sec-Fetch-Site; older ones send the page's Origin, which has to
-/// name this host. Clients that send neither are no browsers.
+/// Returns true if a browser sends this change for a page of another origin, by the rules of `CrossOriginProtection` in
+/// Go 1.25. Present browsers say so in `Sec-Fetch-Site`. Older browsers send the `Origin` of the page, which is
+/// compared with the `Host`. A client that sends neither field is no browser.
 fn is_cross_origin(request: &Request) -> bool {
     let field = |name| request.header(name).filter(|value| !value.is_empty());
     match (field("sec-fetch-site"), field("origin")) {
@@ -144,14 +145,19 @@ mod tests {
         headers.iter().fold(request, |request, (name, value)| request.with(*name, *value))
     }
 
-    fn admit(access: &Access, request: &Request, callers: Callers) -> Result<(), Error> {
-        access.admit(request, callers, &access.cors(request), access.token_callers(request))
+    fn admit(access: &AccessRules, request: &Request, required: Rights) -> Result<(), Error> {
+        access.admit(request, required, &access.cors_for(request), access.find_token_rights(request))
     }
 
-    fn access(token: Option<&str>) -> Access {
+    fn access(token: Option<&str>) -> AccessRules {
         let allowed_hosts = vec!["a".to_owned(), "Users.Example".to_owned()];
         let api_token = token.map(Into::into);
-        Access::new(&Config { host: "api.example".to_owned(), allowed_hosts, api_token, ..Config::default() })
+        AccessRules::new(&Config {
+            host: "api.example".to_owned(),
+            allowed_hosts,
+            api_token,
+            ..Config::default()
+        })
     }
 
     #[test]
@@ -170,10 +176,10 @@ mod tests {
             (&[("Authorization", "Bearer s3cret"), ("Authorization", "Bearer s3cret")], false),
         ];
         for (headers, welcome) in rows {
-            let result = admit(&access, &request("GET", headers), Callers::Full);
+            let result = admit(&access, &request("GET", headers), Rights::Full);
             assert_eq!(result.is_ok(), *welcome, "{headers:?}");
         }
-        assert!(admit(&self::access(None), &request("GET", &[]), Callers::Full).is_ok());
+        assert!(admit(&self::access(None), &request("GET", &[]), Rights::Full).is_ok());
     }
 
     #[test]
@@ -198,7 +204,7 @@ mod tests {
             ("POST", &[("Sec-Fetch-Site", "same-origin"), ("Origin", "http://x"), ("Host", "a")], true),
         ];
         for (method, headers, welcome) in rows {
-            let result = admit(&access(None), &request(method, headers), Callers::Full);
+            let result = admit(&access(None), &request(method, headers), Rights::Full);
             assert_eq!(result.is_ok(), *welcome, "{method} {headers:?}");
         }
     }
@@ -232,25 +238,27 @@ mod tests {
                 let headers = [markers, &[("Host", host)]].concat();
                 for method in ["GET", "POST", "OPTIONS"] {
                     let mut request = request(method, &headers);
-                    let result = admit(&access(None), &request, Callers::Full);
+                    let result = admit(&access(None), &request, Rights::Full);
                     assert_eq!(result.is_ok(), allowed, "{method} {headers:?}");
                     if let Err(error) = result {
                         assert!(matches!(error, Error::HostNotAllowed), "{error:?}");
                     }
                     let with_token = request.clone().with("Authorization", "Bearer s3cret");
                     assert!(
-                        admit(&access(Some("s3cret")), &with_token, Callers::Full).is_ok(),
+                        admit(&access(Some("s3cret")), &with_token, Rights::Full).is_ok(),
                         "a token suffices"
                     );
-                    let any =
-                        Access::new(&Config { allowed_hosts: vec!["*".to_owned()], ..Config::default() });
-                    assert!(admit(&any, &request, Callers::Full).is_ok(), "* is any name");
+                    let any = AccessRules::new(&Config {
+                        allowed_hosts: vec!["*".to_owned()],
+                        ..Config::default()
+                    });
+                    assert!(admit(&any, &request, Rights::Full).is_ok(), "* is any name");
                     // Admits a request without an address, which came over a Unix socket or over none.
                     request.peer = None;
-                    assert!(admit(&access(None), &request, Callers::Full).is_ok());
+                    assert!(admit(&access(None), &request, Rights::Full).is_ok());
                 }
             }
         }
-        assert!(admit(&access(None), &request("GET", &[]), Callers::Full).is_ok(), "HTTP/1.0 without a Host");
+        assert!(admit(&access(None), &request("GET", &[]), Rights::Full).is_ok(), "HTTP/1.0 without a Host");
     }
 }

@@ -1,14 +1,15 @@
 //! The service without a socket: a function from a [`Request`] to a [`Response`].
 //!
-//! `routes` is the table of routes. A request is judged once (route, access, validation). The result is an answer, or
-//! a `Command` that the caller queues and has executed in batches. Knows the operations and the database behind them;
-//! no socket and no queue. Opening an [`App`] starts a thread that probes the database.
+//! [`App`] judges each request: it finds the route, checks the access, and validates the body. The result is an answer,
+//! or a `Command` that the caller queues and executes in batches. The module knows the operations and the database
+//! behind them, but no socket and no queue. Opening an [`App`] starts a thread that probes whether the database is
+//! ready.
 
 mod access;
 mod pages;
 mod routes;
 
-pub(crate) use routes::{FoundRoute, find_endpoint, is_answered_at_once};
+pub(crate) use routes::{FoundRoute, find_route, is_health_path};
 
 use crate::config::Config;
 use crate::db::blocking::outside_of_runtimes;
@@ -18,52 +19,53 @@ use crate::http::{Cors, Request, RequestId, Response, log_line};
 use crate::input::refuse_query;
 use crate::metrics::Metrics;
 use crate::operations::{Authenticate, Command, Create, Delete, Find, Lane, List, Operations, Update};
-use access::Access;
+use access::AccessRules;
 use log::Level;
 use parking_lot::Mutex;
-use routes::{Callers, Endpoint};
+use routes::{Endpoint, Rights};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use strum::VariantNames;
 
-/// The result of judging a request: a command that is to be executed, or an answer that needs no command.
+/// The result of judging a request: a command for the database, or an answer that needs no command.
 pub(crate) enum Verdict {
-    /// The request is valid: this command is to be executed.
+    /// The request is valid, and its answer is the result of this command.
     Execute(Command),
-    /// The request is answered without a command.
+    /// The answer to a request that is refused, or that needs no database.
     Answer(Response),
 }
 
-/// The service without a server: a function from a request to a response. Shared by reference between threads.
+/// The service without a server: a function from a request to a response, which several threads may call at once.
 pub struct App {
     pub(crate) operations: Operations,
-    pub(crate) access: Access,
+    pub(crate) access: AccessRules,
     /// True if the service has the page for the browser (`/ui`).
-    pub(crate) ui: bool,
+    pub(crate) has_ui: bool,
     prober: Prober,
-    /// The answer of `/openapi.json`, which is made when a client first asks for it.
+    /// The answer to `GET /openapi.json`, made at the first such request.
     openapi_answer: OnceLock<Response>,
-    /// True once the service stops: `/readyz` then reports it as unready.
-    stopping: AtomicBool,
+    /// True once a stop has begun. `/readyz` then says that the service is not ready, so that load balancers send no
+    /// more requests.
+    is_stopping: AtomicBool,
     pub(crate) metrics: Arc<Metrics>,
-    /// Locked while a large body is parsed, so that only one such body is parsed at a time. A parsed body may take many
-    /// times the memory of its text, so several at once could use up the memory.
+    /// Locked while a large body is parsed. A parsed body may take many times the memory of its text, so several large
+    /// bodies at once could use up the memory.
     large_body_lock: Mutex<()>,
 }
 
 impl App {
-    /// Opens the service without a server: connects to the database and migrates it. `host`, `port` and `workers` have
-    /// no effect.
+    /// Opens the service without a server: connects to the database and migrates it. The settings `host`, `port` and
+    /// `workers` have no effect.
     ///
     /// Blocks for up to `db_connect_timeout`, and as long as the migrations take, also while another replica migrates.
     /// May be called from within an async runtime, whose thread it blocks as well. After an error nothing is left
     /// running.
     pub fn open(config: &Config) -> Result<App, StartError> {
-        App::open_at(config, false)
+        App::open_for_server(config, false)
     }
 
     /// Opens the service for a server, as [`App::open`] does. `is_local`: the server listens on the loopback alone.
-    pub(crate) fn open_at(config: &Config, is_local: bool) -> Result<App, StartError> {
+    pub(crate) fn open_for_server(config: &Config, is_local: bool) -> Result<App, StartError> {
         outside_of_runtimes(|| {
             let hosts = DbHosts::new(config)?;
             let migrations = Migrations::load(config.migrations_dir.as_deref())?;
@@ -72,93 +74,95 @@ impl App {
             let prober = Prober::start(hosts.clone(), migrations).map_err(StartError::System)?;
             Ok(App {
                 operations: Operations::new(Pool::new(hosts, config), config),
-                access: Access::new(config),
-                ui: config.serves_ui(is_local),
+                access: AccessRules::new(config),
+                has_ui: config.serves_ui(is_local),
                 prober,
                 openapi_answer: OnceLock::new(),
-                stopping: AtomicBool::default(),
+                is_stopping: AtomicBool::default(),
                 metrics: Arc::new(Metrics::new(Lane::VARIANTS)),
                 large_body_lock: Mutex::default(),
             })
         })
     }
 
-    /// Answers a request. An error is an answer, too, and is logged if its answer does not tell the reason.
+    /// Answers a request. A request that fails gets an answer, too. If that answer does not tell the cause, as with
+    /// status 500, the cause is logged.
     ///
     /// Blocks for the database: up to `db_acquire_timeout` for a connection, and up to `request_timeout` for each
-    /// statement. If the request has a password, blocks until the password is hashed, too. Checks no
-    /// [`Limits`](crate::Limits), which are for servers.
+    /// statement. If the request has a password, also blocks until the password is hashed. Checks no
+    /// [`Limits`](crate::Limits), which are for hosts.
     pub fn handle(&self, request: &Request) -> Response {
-        let cors = self.access.cors(request);
-        let mut response = self.answer(self.judge(request, self.find_endpoint(request, &cors), &cors, None));
+        let cors = self.access.cors_for(request);
+        let mut response = self.answer(self.judge(request, self.find_route(request, &cors), &cors, None));
         cors.add_to(&mut response);
         response
     }
 
-    /// Answers a judged request, executing its command on this thread.
-    pub(crate) fn answer(&self, judged: Verdict) -> Response {
-        match judged {
+    /// Returns the answer to a judged request. Executes its command, if it has one, on the calling thread.
+    pub(crate) fn answer(&self, verdict: Verdict) -> Response {
+        match verdict {
             Verdict::Execute(command) => outside_of_runtimes(|| self.operations.execute_to_end(command))
                 .unwrap_or_else(|error| error.into_response(None)),
             Verdict::Answer(answer) => answer,
         }
     }
 
-    /// Finds the endpoint that a request asks for, and the rights of its token.
-    pub(crate) fn find_endpoint(&self, request: &Request, cors: &Cors) -> FoundRoute {
-        let mut asked = routes::find_endpoint(request.method, request.path(), self.ui);
-        // Answers a CORS preflight as if the path had no surplus slashes. Otherwise the browser would not send the
-        // request itself, whose refusal names the right path.
-        if matches!(asked.endpoint, Err(Error::SurplusSlash(_))) && cors.is_preflight(request) {
+    /// Finds the route of a request, and the rights that the token of the request gives.
+    pub(crate) fn find_route(&self, request: &Request, cors: &Cors) -> FoundRoute {
+        let mut route = routes::find_route(request.method, request.path(), self.has_ui);
+        // Answers a CORS preflight for `//users/` like one for `/users`. If it were refused, the browser would not send
+        // the request itself, whose refusal names the right path.
+        if matches!(route.endpoint, Err(Error::SurplusSlash(_))) && cors.is_preflight(request) {
             let path = routes::without_surplus_slashes(request.path());
-            let meant = find_endpoint(request.method, &path, self.ui);
-            asked = FoundRoute { metrics_label: asked.metrics_label, ..meant };
+            let meant = find_route(request.method, &path, self.has_ui);
+            route = FoundRoute { route_label: route.route_label, ..meant };
         }
-        FoundRoute { token: self.access.token_callers(request), ..asked }
+        FoundRoute { token_rights: self.access.find_token_rights(request), ..route }
     }
 
-    /// Judges a request in the order of path, method, access and validity: makes a command of it, or the answer if it
-    /// needs no database. `id` is the id of the request, if it has one. Blocks only while another large body is
-    /// parsed.
+    /// Judges a request by its path, its method, its access and its content, in this order. Returns its command, or its
+    /// answer if it is refused or needs no database. `id` is the request's id for the log, if it has one. Blocks only
+    /// if the body is large, while another large body is parsed.
     pub(crate) fn judge(
         &self,
         request: &Request,
-        asked: FoundRoute,
+        route: FoundRoute,
         cors: &Cors,
         id: Option<&RequestId>,
     ) -> Verdict {
-        /// The most bytes of a body that is parsed at once with other bodies. Larger bodies are parsed one after the
+        /// The most bytes of a small body. Small bodies are parsed on several threads at once, large ones one after the
         /// other, because a parsed body may take many times the memory of its text.
-        const MAX_PARSED_AT_ONCE: usize = 8 << 10;
-        let _turn = (request.body.len() > MAX_PARSED_AT_ONCE).then(|| self.large_body_lock.lock());
-        let judged = self.to_command(request, asked, cors, id);
-        judged.unwrap_or_else(|error| Verdict::Answer(error.into_response(id)))
+        const MAX_SMALL_BODY_BYTES: usize = 8 << 10;
+        let _turn = (request.body.len() > MAX_SMALL_BODY_BYTES).then(|| self.large_body_lock.lock());
+        let verdict = self.try_judge(request, route, cors, id);
+        verdict.unwrap_or_else(|error| Verdict::Answer(error.into_response(id)))
     }
 
-    /// Makes `/readyz` report from now on that the service stops.
+    /// Makes `/readyz` answer 503 from now on, because the service is about to stop.
     pub(crate) fn announce_stop(&self) {
-        self.stopping.store(true, Ordering::Relaxed);
+        self.is_stopping.store(true, Ordering::Relaxed);
     }
 
-    /// Returns the operations, for callers that need more than HTTP offers.
+    /// Returns the operations, for tests that need more than HTTP offers.
     pub(crate) fn operations(&self) -> &Operations {
         &self.operations
     }
 
-    /// Makes a request of this endpoint a command, or answers it with a page. Refuses a request in the order of
-    /// access, query, media type, JSON, schema, mass assignment.
-    fn to_command(
+    /// Judges a request to this route. Fails if the request is refused: for its access, its query, the media type of
+    /// its body, its JSON, the body's schema, or a field that clients may not set, in this order.
+    fn try_judge(
         &self,
         request: &Request,
-        asked: FoundRoute,
+        route: FoundRoute,
         cors: &Cors,
         id: Option<&RequestId>,
     ) -> Result<Verdict, Error> {
-        let FoundRoute { endpoint, callers, user, token, .. } = asked;
+        let FoundRoute { endpoint, required_rights, user_id, token_rights, .. } = route;
         let endpoint = endpoint?;
-        if callers != Callers::Any {
-            self.access.admit(request, callers, cors, token)?;
-            // Allows a preflight any query: its target is the target of the request that the browser is about to send.
+        if required_rights != Rights::Public {
+            self.access.admit(request, required_rights, cors, token_rights)?;
+            // Accepts any query in a preflight, because its query is that of the request that the browser wants to
+            // send.
             if !matches!(endpoint, Endpoint::List | Endpoint::Page(_)) && !cors.is_preflight(request) {
                 refuse_query(request)?;
             }
@@ -167,16 +171,16 @@ impl App {
         Ok(Verdict::Execute(match endpoint {
             Endpoint::List => Command::List(List::parse(request, operations.max_per_page)?),
             Endpoint::Create => Command::Create(Create::parse(request, &operations.schemas.create)?),
-            Endpoint::Find => Command::Find(Find::parse(request, user)?),
-            Endpoint::Update => Update::parse(request, user, None)?,
-            Endpoint::Patch => Update::parse(request, user, Some(&operations.schemas.patch))?,
-            Endpoint::Delete => Command::Delete(Delete::parse(request, user)?),
+            Endpoint::Find => Command::Find(Find::parse(request, user_id)?),
+            Endpoint::Update => Update::parse(request, user_id, None)?,
+            Endpoint::Patch => Update::parse(request, user_id, Some(&operations.schemas.patch))?,
+            Endpoint::Delete => Command::Delete(Delete::parse(request, user_id)?),
             Endpoint::Authenticate => Command::Authenticate(Authenticate::parse(request, operations)?),
             Endpoint::Page(page) => return Ok(Verdict::Answer(page(self))),
             Endpoint::Options(routes) => {
                 if let Some(origin) = request.header("origin").filter(|_| !cors.is_allowed()) {
-                    // Logs the origin of a refused preflight. Without this line, nothing would tell which page was
-                    // refused, because the browser sends no other request of the page.
+                    // Logs the origin of a refused preflight. Otherwise the operator would not learn which page was
+                    // refused, because the browser does not send the page's request itself.
                     let origin: String = origin.chars().take(100).collect();
                     let line = format_args!("ALLOWED_ORIGINS does not name the origin {origin:?}");
                     log_line(Level::Info, id, line);
@@ -198,7 +202,7 @@ mod tests {
         let database = ScratchDatabase::create().expect("PostgreSQL is installed");
         let app = App::open(&database.config()).unwrap();
         let judged = requests.into_iter().map(|request| {
-            match app.judge(&request, app.find_endpoint(&request, &Cors::Off), &Cors::Off, None) {
+            match app.judge(&request, app.find_route(&request, &Cors::Off), &Cors::Off, None) {
                 Verdict::Execute(command) => Ok(command),
                 Verdict::Answer(answer) => Err(answer.status),
             }

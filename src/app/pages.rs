@@ -1,6 +1,6 @@
-//! The routes whose answers hold no user: health, metrics, the OpenAPI description, and the page for the browser.
+//! The routes whose answers contain no user: health, metrics, the OpenAPI description, and the page for the browser.
 //!
-//! No function here blocks, because the frontend asks for the health on its only thread.
+//! No function here blocks, because the frontend answers health checks on its only thread.
 
 use super::App;
 use crate::config::Schema;
@@ -15,36 +15,34 @@ use sha2::{Digest, Sha256};
 use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
 
-/// Answers `/livez`. Never blocks.
 pub fn answer_livez(_: &App) -> Response {
     Response::json(200, &json!({"status": "ok"})).with("Cache-Control", "no-store")
 }
 
-/// Answers `/readyz`. Never blocks.
 pub fn answer_readyz(app: &App) -> Response {
     let Readiness { problem, age, .. } = app.prober.readiness();
     let answer = match find_unready_reason(app, problem) {
-        // Tells how long ago the database was found ready. That may be long ago if no client has asked meanwhile; a
-        // client that needs a recent result asks again.
+        // Adds `Age`, the time since the database was last found ready. The prober pauses longer until a client first
+        // asks, so a client that needs a recent result asks again.
         None => Response::json(200, &json!({"status": "ready"})).with("Age", age.as_secs().to_string()),
-        Some(reason) => Response::json(503, &UnreadyAnswer { status: "unready", reason }),
+        Some(reason) => Response::json(503, &UnreadyBody { status: "unready", reason }),
     };
     answer.with("Cache-Control", "no-store")
 }
 
 #[derive(Serialize)]
-struct UnreadyAnswer {
+struct UnreadyBody {
     status: &'static str,
     reason: &'static str,
 }
 
-/// Returns the reason why clients should send the service no requests, if there is one. `database` is the reason that
-/// the prober of the database has found.
-fn find_unready_reason(app: &App, database: Option<&'static str>) -> Option<&'static str> {
-    if app.stopping.load(Ordering::Relaxed) { Some("the service is stopping") } else { database }
+/// Returns the reason why clients should not send requests to the service, if there is one. `db_reason` is the reason
+/// that the last probe of the database has found.
+fn find_unready_reason(app: &App, db_reason: Option<&'static str>) -> Option<&'static str> {
+    if app.is_stopping.load(Ordering::Relaxed) { Some("the service is stopping") } else { db_reason }
 }
 
-/// Answers `/metrics` with all metrics, as Prometheus reads them. Takes less than a millisecond.
+/// Answers `/metrics` with all metrics in the text format of Prometheus. Takes less than a millisecond.
 pub fn answer_metrics(app: &App) -> Response {
     let mut text = MetricsText::default();
     app.metrics.write(&mut text);
@@ -61,44 +59,44 @@ pub fn answer_metrics(app: &App) -> Response {
         .with("Cache-Control", "no-store")
 }
 
-/// Answers `/`: the paths to begin with.
+/// Answers `/` with the paths that a new client may begin with, such as `/users`.
 pub fn answer_index(app: &App) -> Response {
     let mut paths = json!({"description": "/openapi.json", "users": "/users"});
-    if app.ui {
+    if app.has_ui {
         paths["ui"] = "/ui".into();
     }
     Response::json(200, &paths)
 }
 
-/// Answers `/openapi.json`: the OpenAPI description of the service.
-pub fn answer_description(app: &App) -> Response {
+/// Answers `/openapi.json` with the OpenAPI description of the service.
+pub fn answer_openapi(app: &App) -> Response {
     let operations = &app.operations;
-    let needs_token = app.access.tokens.is_some();
-    let make = || make_description(operations.schemas.variant, operations.max_per_page, needs_token);
+    let needs_token = app.access.token_digests.is_some();
+    let make = || make_openapi(operations.schemas.variant, operations.max_per_page, needs_token);
     app.openapi_answer.get_or_init(|| Response::json(200, &make())).clone()
 }
 
-/// Returns the OpenAPI description of a service with these settings: `schemas/openapi.json`, in which each reference to
-/// a schema of bodies is replaced by the schema that bodies are validated against.
-fn make_description(schema: Schema, max_per_page: u32, needs_token: bool) -> Value {
+/// Returns the OpenAPI description of a service with these settings: the file `schemas/openapi.json`, in which each
+/// reference to the schema of a body is replaced by the schema that the service validates such bodies against.
+fn make_openapi(schema: Schema, max_per_page: u32, needs_token: bool) -> Value {
     const OPENAPI_JSON: &str = include_str!("../../schemas/openapi.json");
     let mut document: Value = serde_json::from_str(OPENAPI_JSON).expect("a file of this crate is JSON");
     document["info"]["version"] = env!("CARGO_PKG_VERSION").into();
     document["components"]["parameters"]["perPage"]["schema"]["maximum"] = max_per_page.into();
     document["components"]["parameters"]["ids"]["schema"]["maxItems"] = max_per_page.into();
     if needs_token {
-        // Requires the token in the OpenAPI description: the file describes services with and without a token.
+        // Requires a token. The file alone requires none, because it also describes services without a token.
         document["security"] = json!([{ "token": [] }]);
     }
     let schemas = document["components"]["schemas"].as_object_mut();
     for entry in schemas.expect("it has schemas").values_mut() {
         let name = entry["$ref"].as_str();
         let Some(mut file) = name.and_then(|name| validation::find_schema(name, schema)) else { continue };
-        // Removes `title`, so that tools that generate clients name the schema by its key in the OpenAPI description.
-        // Removes `$schema`, because the OpenAPI description names the dialect of all its schemas.
+        // Removes `title`, because generators of clients would use it as the schema's name instead of the schema's key.
+        // Removes `$schema`, because the OpenAPI description says once which dialect of JSON Schema it uses.
         file.as_object_mut().expect("a schema").retain(|member, _| member != "title" && member != "$schema");
-        // Says `additionalProperties` instead of `unevaluatedProperties`, as more tools know it. Both mean the same in
-        // a schema that is not combined with another one.
+        // Writes `additionalProperties` instead of `unevaluatedProperties`, because more tools know it. Both have the
+        // same meaning in a schema that is not combined with another one.
         if entry["unevaluatedProperties"] == false {
             file["additionalProperties"] = false.into();
         }
@@ -107,11 +105,12 @@ fn make_description(schema: Schema, max_per_page: u32, needs_token: bool) -> Val
     document
 }
 
-/// The page for the browser: one script and one style, both inline.
+/// The HTML of the page for the browser, with its only script and its only style inline.
 const UI_PAGE: &str = include_str!("../../web/ui.html");
 
-/// The Content-Security-Policy of the page. It admits this script, this style and requests to the service, no text as
-/// markup, and only images within the page: an empty image keeps browsers from asking for an icon.
+/// The Content-Security-Policy of the page for the browser. It allows the page's own script and style, requests to the
+/// service, and images inside the page: an empty image keeps browsers from requesting an icon. It forbids scripts to
+/// turn text into HTML.
 static CONTENT_SECURITY_POLICY: LazyLock<String> = LazyLock::new(|| {
     let [script, style] = ["script", "style"].map(digest_element);
     format!(
@@ -121,7 +120,7 @@ static CONTENT_SECURITY_POLICY: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-/// Answers `/ui`: the page, with the settings that it has to know.
+/// Answers `/ui` with the page for the browser, into which the settings are written that the page's script needs.
 pub fn answer_ui(app: &App) -> Response {
     let operations = &app.operations;
     let schema =
@@ -136,10 +135,11 @@ pub fn answer_ui(app: &App) -> Response {
         .with("Referrer-Policy", "no-referrer")
 }
 
-/// Returns the digest of the text of the page's only element of this name.
-fn digest_element(element: &str) -> String {
-    let (_, rest) = UI_PAGE.split_once(&format!("<{element}>")).expect("the page has it");
-    let (text, _) = rest.split_once(&format!("</{element}>")).expect("it ends");
+/// Returns the SHA-256 of the text in the page's only element `<name>`, in Base64, as the Content-Security-Policy has
+/// it.
+fn digest_element(name: &str) -> String {
+    let (_, rest) = UI_PAGE.split_once(&format!("<{name}>")).expect("the page has it");
+    let (text, _) = rest.split_once(&format!("</{name}>")).expect("it ends");
     Base64::encode_string(&Sha256::digest(text))
 }
 
@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn the_schemas_that_bodies_are_held_against() {
         for (schema, required) in [(Schema::Basic, 2), (Schema::Strict, 3)] {
-            let document = make_description(schema, 77, false);
+            let document = make_openapi(schema, 77, false);
             let schemas = &document["components"]["schemas"];
             assert_eq!(schemas["UserToCreate"]["required"].as_array().unwrap().len(), required);
             assert_eq!(schemas["UserToCreate"]["additionalProperties"], false);
@@ -177,7 +177,7 @@ mod tests {
                 _ => {}
             }
         }
-        let document = make_description(Schema::Basic, 1000, false);
+        let document = make_openapi(Schema::Basic, 1000, false);
         check(&document, &document);
     }
 }

@@ -1,41 +1,42 @@
-//! The table of routes: the endpoint of each method of each path, and the clients that may use it.
+//! The table of routes: for each path and method, the endpoint and the rights that a request needs.
 //!
-//! The answers to OPTIONS, the answers 404 and 405, and the labels of the metrics follow from this table.
+//! The answers to OPTIONS, the answers 404 and 405, and the labels of the metrics are made from this table.
 
 use super::{App, pages};
 use crate::error::{Error, PATCH_TYPES};
 use crate::http::{Method, Response, percent_decode};
 use crate::users::user::parse_id;
-use Callers::{Any, Full, Known, Login, Read};
 use Method::{Delete, Get, Head, Options, Patch, Post, Put};
+use Rights::{AnyToken, Full, Login, Public, Read};
 use std::{borrow::Cow, slice};
 
-/// A path and its methods. HEAD is served wherever GET is, OPTIONS for each path.
+/// A path and its methods. A path with GET also has HEAD, and each path has OPTIONS.
 #[derive(Debug)]
 pub(crate) struct Route {
-    /// The path, as the OpenAPI description and the metrics have it. `{id}` stands for one segment that is not empty.
+    /// The path, written as in the OpenAPI description and the metrics. `{id}` stands for any one segment that is not
+    /// empty.
     pub path: &'static str,
-    methods: &'static [(Method, Endpoint, Callers)],
+    methods: &'static [(Method, Endpoint, Rights)],
 }
 
-/// The clients that may use a route (clients with `API_TOKEN` may use all), and the clients that a token stands for.
-/// The log has the names in lower case.
+/// The rights that a route requires, or that a token gives. A token of `API_TOKEN` suffices for every route. The log
+/// writes the rights of a token in lower case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]
-pub(crate) enum Callers {
-    /// All clients may use the route: its answer tells nothing of the users.
-    Any,
-    /// Clients with any token may use the route.
-    Known,
-    /// Clients with the token for reads.
+pub(crate) enum Rights {
+    /// The route needs no token, because its answer tells nothing of the users.
+    Public,
+    /// The route needs a token, whatever its rights.
+    AnyToken,
+    /// The rights of a token of `API_TOKEN_READ`.
     Read,
-    /// Clients with the token for logins.
+    /// The rights of a token of `API_TOKEN_LOGIN`.
     Login,
-    /// Clients with `API_TOKEN` alone.
+    /// The rights of a token of `API_TOKEN`.
     Full,
 }
 
-/// An operation or a page.
+/// A handler of requests: an operation on users, or a page that contains no user.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Endpoint {
     List,
@@ -45,32 +46,32 @@ pub(crate) enum Endpoint {
     Patch,
     Delete,
     Authenticate,
-    /// A page: this function returns its answer.
+    /// A page that contains no user, such as `/metrics`. The function makes its answer.
     Page(fn(&App) -> Response),
-    /// The answer to OPTIONS: it lists the methods of these routes.
+    /// The answer to OPTIONS, which lists the methods of these routes.
     Options(&'static [Route]),
 }
 
-/// The endpoint that a request asks for, and the clients that may use it.
+/// The result of looking a request up in the table of routes.
 #[derive(Debug)]
 pub(crate) struct FoundRoute {
     /// The value of the label `route` in the metrics: the path of the route, or `other` if the table has no such path.
-    pub metrics_label: &'static str,
+    pub route_label: &'static str,
     /// The endpoint, or an error: [`Error::NotFound`], [`Error::MethodNotAllowed`], or [`Error::NotImplemented`] if no
     /// path has such a method.
     pub endpoint: Result<Endpoint, Error>,
-    /// The callers that may use the endpoint.
-    pub callers: Callers,
-    /// The id in the path; `None` if the path has none, or no user can have this id.
-    pub user: Option<i64>,
-    /// The clients that the token of the request stands for; `None` without a known token.
-    pub token: Option<Callers>,
+    /// The rights that a request to the endpoint needs.
+    pub required_rights: Rights,
+    /// The id of a user in the path; `None` if the path has no id, or one that no user can have.
+    pub user_id: Option<i64>,
+    /// The rights that the token of the request gives; `None` if the request has no token or an unknown one.
+    pub token_rights: Option<Rights>,
 }
 
-/// The path of the page for the browser. Not every service has the page.
-const UI: &str = "/ui";
+/// The path of the page for the browser, which not every service has.
+const UI_PATH: &str = "/ui";
 
-/// The table of routes. If two rows match a path, the first one is taken.
+/// The table of routes. If several routes match a path, the first of them is taken.
 static ROUTES: [Route; 9] = [
     Route { path: "/users", methods: &[(Get, Endpoint::List, Read), (Post, Endpoint::Create, Full)] },
     Route { path: "/users/authenticate", methods: &[(Post, Endpoint::Authenticate, Login)] },
@@ -83,62 +84,63 @@ static ROUTES: [Route; 9] = [
             (Delete, Endpoint::Delete, Full),
         ],
     },
-    Route { path: ANSWERED_AT_ONCE[0], methods: &[(Get, Endpoint::Page(pages::answer_livez), Any)] },
-    Route { path: ANSWERED_AT_ONCE[1], methods: &[(Get, Endpoint::Page(pages::answer_readyz), Any)] },
+    Route { path: HEALTH_PATHS[0], methods: &[(Get, Endpoint::Page(pages::answer_livez), Public)] },
+    Route { path: HEALTH_PATHS[1], methods: &[(Get, Endpoint::Page(pages::answer_readyz), Public)] },
     Route { path: "/metrics", methods: &[(Get, Endpoint::Page(pages::answer_metrics), Read)] },
-    Route { path: "/openapi.json", methods: &[(Get, Endpoint::Page(pages::answer_description), Any)] },
-    Route { path: UI, methods: &[(Get, Endpoint::Page(pages::answer_ui), Any)] },
-    Route { path: "/", methods: &[(Get, Endpoint::Page(pages::answer_index), Any)] },
+    Route { path: "/openapi.json", methods: &[(Get, Endpoint::Page(pages::answer_openapi), Public)] },
+    Route { path: UI_PATH, methods: &[(Get, Endpoint::Page(pages::answer_ui), Public)] },
+    Route { path: "/", methods: &[(Get, Endpoint::Page(pages::answer_index), Public)] },
 ];
 
-/// The paths that the frontend answers at once, without a worker.
-pub(crate) const ANSWERED_AT_ONCE: [&str; 2] = ["/livez", "/readyz"];
+/// The paths of health checks. The frontend answers them itself, so that they are answered while all workers are busy.
+pub(crate) const HEALTH_PATHS: [&str; 2] = ["/livez", "/readyz"];
 
 impl Route {
-    /// Returns true if a service has the route. `ui`: the service has the page for the browser.
-    fn is_served(&self, ui: bool) -> bool {
-        ui || self.path != UI
+    /// Returns true if a service has this route. `has_ui`: the service has the page for the browser.
+    fn is_served(&self, has_ui: bool) -> bool {
+        has_ui || self.path != UI_PATH
     }
 
-    fn endpoint(&'static self, method: Method) -> Option<(Endpoint, Callers)> {
+    fn endpoint_for(&'static self, method: Method) -> Option<(Endpoint, Rights)> {
         let method = match method {
             Head => Get,
             Options => {
-                let is_open = self.methods.iter().all(|(.., callers)| *callers == Any);
+                let is_public = self.methods.iter().all(|(.., rights)| *rights == Public);
                 let options = Endpoint::Options(slice::from_ref(self));
-                return Some((options, if is_open { Any } else { Known }));
+                return Some((options, if is_public { Public } else { AnyToken }));
             }
             method => method,
         };
         let row = self.methods.iter().find(|(served, ..)| *served == method);
-        row.map(|(_, endpoint, callers)| (*endpoint, *callers))
+        row.map(|(_, endpoint, rights)| (*endpoint, *rights))
     }
 }
 
-/// Finds the endpoint of a request. `ui`: the service has the page for the browser.
-pub(crate) fn find_endpoint(method: Method, path: &str, ui: bool) -> FoundRoute {
-    let found = find_route(path);
-    let metrics_label = found.as_ref().map_or("other", |(route, _)| route.path);
-    let no_user = |endpoint| FoundRoute { metrics_label, endpoint, callers: Any, user: None, token: None };
-    match found.filter(|(route, _)| route.is_served(ui)) {
-        Some((route, last)) => match route.endpoint(method) {
-            Some((endpoint, callers)) => {
-                FoundRoute { callers, user: parse_id(&last), ..no_user(Ok(endpoint)) }
+/// Finds the endpoint for a method and a path. `has_ui`: the service has the page for the browser.
+pub(crate) fn find_route(method: Method, path: &str, has_ui: bool) -> FoundRoute {
+    let found = match_path(path);
+    let route_label = found.as_ref().map_or("other", |(route, _)| route.path);
+    let (required_rights, user_id, token_rights) = (Public, None, None);
+    let no_user = |endpoint| FoundRoute { route_label, endpoint, required_rights, user_id, token_rights };
+    match found.filter(|(route, _)| route.is_served(has_ui)) {
+        Some((route, last)) => match route.endpoint_for(method) {
+            Some((endpoint, required_rights)) => {
+                FoundRoute { required_rights, user_id: parse_id(&last), ..no_user(Ok(endpoint)) }
             }
-            None => no_user(Err(Error::MethodNotAllowed(allowed_methods(slice::from_ref(route))))),
+            None => no_user(Err(Error::MethodNotAllowed(allow_field(slice::from_ref(route))))),
         },
         None if (method, path) == (Options, "*") => no_user(Ok(Endpoint::Options(&ROUTES))),
-        None => no_user(Err(refuse_path(method, path, ui))),
+        None => no_user(Err(refuse_path(method, path, has_ui))),
     }
 }
 
-/// Returns the refusal of a path that no route has: a hint at the right path if slashes alone are wrong.
-fn refuse_path(method: Method, path: &str, ui: bool) -> Error {
+/// Returns the error for a path that no route has. It names the right path if the path only has slashes too many.
+fn refuse_path(method: Method, path: &str, has_ui: bool) -> Error {
     if method == Method::Other {
         return Error::NotImplemented("the method is not served on any path");
     }
     let meant = without_surplus_slashes(path);
-    match find_route(&meant).filter(|(route, _)| meant != path && route.is_served(ui)) {
+    match match_path(&meant).filter(|(route, _)| meant != path && route.is_served(has_ui)) {
         Some((route, _)) => {
             Error::SurplusSlash(format!("the path is {}, without a further slash", route.path))
         }
@@ -152,35 +154,35 @@ pub(crate) fn without_surplus_slashes(path: &str) -> String {
     segments.flat_map(|segment| ["/", segment]).collect()
 }
 
-/// Returns the value of `Allow`: the methods of these routes.
-fn allowed_methods(routes: &'static [Route]) -> String {
+/// Returns the value of the header field `Allow`: the methods that these routes have.
+fn allow_field(routes: &'static [Route]) -> String {
     let methods = [Get, Head, Post, Put, Patch, Delete, Options].into_iter();
-    let served = methods.filter(|method| routes.iter().any(|route| route.endpoint(*method).is_some()));
+    let served = methods.filter(|method| routes.iter().any(|route| route.endpoint_for(*method).is_some()));
     served.map(Method::name).collect::<Vec<_>>().join(", ")
 }
 
-/// Answers OPTIONS of these routes.
+/// Answers an OPTIONS request for these routes with the methods that they have.
 pub(crate) fn answer_options(routes: &'static [Route]) -> Response {
-    let response = Response::no_content().with("Allow", allowed_methods(routes));
+    let response = Response::no_content().with("Allow", allow_field(routes));
     match routes {
-        [route] if route.endpoint(Patch).is_some() => response.with("Accept-Patch", PATCH_TYPES),
+        [route] if route.endpoint_for(Patch).is_some() => response.with("Accept-Patch", PATCH_TYPES),
         _ => response,
     }
 }
 
-/// Returns whether the frontend answers requests of this path at once.
-pub(crate) fn is_answered_at_once(path: &str) -> bool {
-    percent_decode(path).is_some_and(|path| ANSWERED_AT_ONCE.contains(&&*path))
+/// Returns true if a path is that of a health check, which the frontend answers itself.
+pub(crate) fn is_health_path(path: &str) -> bool {
+    percent_decode(path).is_some_and(|path| HEALTH_PATHS.contains(&&*path))
 }
 
-/// Returns the route of a path, and the last segment of the path, decoded. An encoded slash does not end a segment. No
-/// route has three segments.
-fn find_route(path: &str) -> Option<(&'static Route, Cow<'_, str>)> {
-    let (first, rest) = split_path(path)?;
+/// Finds the route that a path matches. Also returns the last segment of the path, percent-decoded, which may be an id.
+/// A slash that is percent-encoded belongs to its segment. A path of three segments matches no route.
+fn match_path(path: &str) -> Option<(&'static Route, Cow<'_, str>)> {
+    let (first, rest) = split_first_segment(path)?;
     let (first, second) = (percent_decode(first)?, rest.filter(|rest| !rest.contains('/')));
     let second = second.map_or(Some(None), |second| percent_decode(second).map(Some))?;
     let matches = |route: &&Route| {
-        let (own_first, own_second) = split_path(route.path).unwrap_or_default();
+        let (own_first, own_second) = split_first_segment(route.path).unwrap_or_default();
         let is_id = own_second == Some("{id}") && second.as_ref().is_some_and(|id| !id.is_empty());
         own_first == first && (is_id || own_second == second.as_deref())
     };
@@ -188,8 +190,8 @@ fn find_route(path: &str) -> Option<(&'static Route, Cow<'_, str>)> {
     Some((route, second.unwrap_or(first)))
 }
 
-/// Returns the first segment of a path, and the rest of it.
-fn split_path(path: &str) -> Option<(&str, Option<&str>)> {
+/// Returns the first segment of a path, and the part behind its second slash, if it has one.
+fn split_first_segment(path: &str) -> Option<(&str, Option<&str>)> {
     let path = path.strip_prefix('/')?;
     Some(path.split_once('/').map_or((path, None), |(first, rest)| (first, Some(rest))))
 }
@@ -228,17 +230,17 @@ mod tests {
             ("", None),
         ];
         for (path, expected) in rows {
-            assert_eq!(find_endpoint(Get, path, true).metrics_label, expected.unwrap_or("other"), "{path}");
+            assert_eq!(find_route(Get, path, true).route_label, expected.unwrap_or("other"), "{path}");
         }
     }
 
     /// Returns the endpoint and the user of a request, or the status of its refusal.
     fn found(method: &str, path: &str) -> String {
-        let FoundRoute { metrics_label, endpoint, user, .. } = find_endpoint(method.into(), path, true);
+        let FoundRoute { route_label, endpoint, user_id, .. } = find_route(method.into(), path, true);
         match endpoint {
-            Ok(Endpoint::Options(routes)) => allowed_methods(routes),
-            Ok(Endpoint::Page(_)) => format!("page {metrics_label}"),
-            Ok(endpoint) => format!("{endpoint:?} {}", user.unwrap_or_default()),
+            Ok(Endpoint::Options(routes)) => allow_field(routes),
+            Ok(Endpoint::Page(_)) => format!("page {route_label}"),
+            Ok(endpoint) => format!("{endpoint:?} {}", user_id.unwrap_or_default()),
             Err(error) => error.answer().status.to_string(),
         }
     }
@@ -315,37 +317,37 @@ mod tests {
 
     #[test]
     fn clients_that_may_ask() {
-        let callers = |method: &str, path: &str| find_endpoint(method.into(), path, true).callers;
+        let required = |method: &str, path: &str| find_route(method.into(), path, true).required_rights;
         let rows = [
-            ("GET", "/users", Callers::Read),
-            ("HEAD", "/users", Callers::Read),
-            ("GET", "/users/x", Callers::Read),
-            ("GET", "/metrics", Callers::Read),
-            ("POST", "/users/authenticate", Callers::Login),
-            ("OPTIONS", "/users/1", Callers::Known),
-            ("OPTIONS", "/livez", Callers::Any),
-            ("OPTIONS", "*", Callers::Any),
-            ("GET", "/", Callers::Any),
-            ("GET", "/ui", Callers::Any),
-            ("GET", "/openapi.json", Callers::Any),
-            ("GET", "/readyz", Callers::Any),
+            ("GET", "/users", Rights::Read),
+            ("HEAD", "/users", Rights::Read),
+            ("GET", "/users/x", Rights::Read),
+            ("GET", "/metrics", Rights::Read),
+            ("POST", "/users/authenticate", Rights::Login),
+            ("OPTIONS", "/users/1", Rights::AnyToken),
+            ("OPTIONS", "/livez", Rights::Public),
+            ("OPTIONS", "*", Rights::Public),
+            ("GET", "/", Rights::Public),
+            ("GET", "/ui", Rights::Public),
+            ("GET", "/openapi.json", Rights::Public),
+            ("GET", "/readyz", Rights::Public),
         ];
         for (method, path, expected) in rows {
-            assert_eq!(callers(method, path), expected, "{method} {path}");
+            assert_eq!(required(method, path), expected, "{method} {path}");
         }
         for (method, path) in
             [("POST", "/users"), ("PUT", "/users/1"), ("PATCH", "/users/1"), ("DELETE", "/users/1")]
         {
-            assert_eq!(callers(method, path), Callers::Full, "{method} {path}");
+            assert_eq!(required(method, path), Rights::Full, "{method} {path}");
         }
     }
 
     #[test]
     fn without_the_page_its_path_is_none() {
         let status =
-            |method: &str| find_endpoint(method.into(), "/ui", false).endpoint.unwrap_err().answer().status;
+            |method: &str| find_route(method.into(), "/ui", false).endpoint.unwrap_err().answer().status;
         assert_eq!(["GET", "HEAD", "OPTIONS", "POST", "BREW"].map(status), [404, 404, 404, 404, 501]);
-        assert!(find_endpoint(Get, "/livez", false).endpoint.is_ok());
+        assert!(find_route(Get, "/livez", false).endpoint.is_ok());
     }
 
     #[test]
@@ -364,7 +366,7 @@ mod tests {
             ("", None),
         ];
         for (path, meant) in rows {
-            match (find_endpoint(Get, path, true).endpoint.unwrap_err(), meant) {
+            match (find_route(Get, path, true).endpoint.unwrap_err(), meant) {
                 (Error::SurplusSlash(found), Some(meant)) => {
                     assert_eq!(found, format!("the path is {meant}, without a further slash"), "{path}");
                 }
@@ -372,7 +374,7 @@ mod tests {
                 (other, _) => panic!("{path}: {other:?}"),
             }
         }
-        assert!(matches!(find_endpoint(Get, "/ui/", false).endpoint, Err(Error::NotFound)));
+        assert!(matches!(find_route(Get, "/ui/", false).endpoint, Err(Error::NotFound)));
     }
 
     /// Checks that the description has the methods that are served, path by path, but for the page for people.
@@ -382,11 +384,11 @@ mod tests {
         let description: Value = serde_json::from_str(text).unwrap();
         let paths = description["paths"].as_object().unwrap();
         assert_eq!(paths.len(), ROUTES.len() - 1);
-        for route in ROUTES.iter().filter(|route| route.path != UI) {
+        for route in ROUTES.iter().filter(|route| route.path != UI_PATH) {
             let described = paths[route.path].as_object().unwrap();
             for method in [Get, Head, Post, Put, Patch, Delete, Options] {
                 let name = method.name().to_ascii_lowercase();
-                let serves = route.endpoint(method).is_some();
+                let serves = route.endpoint_for(method).is_some();
                 assert_eq!(described.contains_key(&name), serves, "{name} {}", route.path);
             }
         }

@@ -2,7 +2,7 @@
 
 use super::{Failure, arguments::Args, commands, embedded, environment, print};
 use crate::check::{self, Changes, Finding, Options, Severity};
-use crate::{Database, Secret, config::InForce, server};
+use crate::{Database, Secret, config::ShownSetting, server};
 
 /// Applies the missing migrations and prints them, even if another schema of the database has userd's tables. Blocks
 /// for as long as a start of the service does.
@@ -41,7 +41,7 @@ pub fn check(args: &Args) -> Result<(), Failure> {
         Ok(mut config) => {
             let warning = environment::ssl_warning(args, &config);
             findings.extend(warning.map(|line| finding(Severity::Note, "configuration", line)));
-            let limits = server::check_system(&config).err();
+            let limits = server::raise_limits(&config).err();
             findings.extend(limits.map(|error| finding(Severity::Problem, "system", error.to_string())));
             match embedded::open_cluster(args, &mut config, false) {
                 Ok(_cluster) => findings.extend(check::check(&config, options)),
@@ -67,7 +67,7 @@ pub fn print_config(args: &Args) -> Result<(), Failure> {
         config.database = Database::Url(Secret::default());
     }
     let rows = config.in_force(environment::variable_lookup(args));
-    for InForce { variable, value, source } in &rows {
+    for ShownSetting { variable, value, source } in &rows {
         let place = args.assigned_variables.get(*variable).filter(|_| *source == "environment");
         print(format!("{variable:<20} {value:<24} {}\n", place.unwrap_or(source)))?;
     }

@@ -1,31 +1,31 @@
-//! The settings. This file has the field and the default of each setting; [`SETTINGS`] has its variable, bounds and
-//! help.
+//! The settings. This file has the field and the default of each setting. The table [`SETTINGS`] has its environment
+//! variable, its bounds and its help.
 //!
-//! The module does not read the environment: the command passes a function in that looks variables up.
+//! The module does not read the environment itself. Its caller passes a function that looks variables up.
 
-mod networks;
 mod origins;
+mod setters;
 mod settings;
-mod value;
+mod trusted_proxies;
 
-pub use networks::TrustedProxies;
-pub use settings::{InForce, SETTINGS, Scope, Setting, is_connection_string, nearest};
+pub use settings::{SETTINGS, Scope, Setting, ShownSetting, find_similar, is_connection_string};
+pub use trusted_proxies::TrustedProxies;
 
 use crate::error::ConfigError;
 use crate::secret::Secret;
 use crate::users::{page, user};
 use argon2::Params;
+use setters::{refuse, set_whole_number};
 use std::{collections::HashSet, os::fd::OwnedFd};
 use std::{path::PathBuf, sync::Arc, time::Duration};
-use value::{invalid, whole_number};
 
-/// Bytes of the memory budget for rows and short answers, beside the memory for a hash and a page.
-const RESERVED_WORK_BYTES: usize = 512 << 10;
+/// The memory for rows and short answers, in bytes. The memory budget must suffice for it beside a page and a hash.
+const SHORT_ANSWER_BYTES: usize = 512 << 10;
 
-/// The largest limit of header fields, because the parser of requests has an array of this length.
+/// The largest value of the limit `max_header_fields`: the parser of requests has an array of this length.
 pub(crate) const MAX_HEADER_FIELDS: usize = 128;
 
-/// Declares a structure with the default of each field beside the field.
+/// Declares a structure in which each field is followed by its default value, and implements `Default` by these values.
 macro_rules! with_defaults {
     (
         $(#[$about:meta])*
@@ -47,11 +47,12 @@ macro_rules! with_defaults {
 }
 
 with_defaults! {
-    /// The settings of one server. `Config::default()` has the contract's defaults, but a free port of the loopback,
-    /// for programs that embed a server. [`Config::from_vars`] reads the variables of the command.
+    /// The settings of one server. `Config::default()` is for programs that embed a server: it has the documented
+    /// defaults, but takes a free port of the loopback. [`Config::from_vars`] reads the environment variables of the
+    /// command `userd`.
     #[derive(Debug, Clone)]
     pub struct Config {
-        /// The database.
+        /// The address of the database, and the role and password to connect with.
         pub database: Database = Database::Parts {
             host: "localhost".to_owned(),
             port: 5432,
@@ -60,135 +61,139 @@ with_defaults! {
             password: Secret::default(),
             ssl: false,
         },
-        /// File of the certificate authorities for TLS to the database, in PEM; `None` for the system's authorities.
+        /// The PEM file of the certificate authorities that may sign the database's certificate; `None` for the
+        /// authorities that the system trusts.
         pub db_ssl_ca: Option<PathBuf> = None,
         /// The most connections to the database.
         pub db_pool_size: u32 = 8,
-        /// Time that start-up waits for the database.
+        /// The time for which a start waits until the database accepts a connection.
         pub db_connect_timeout: Duration = Duration::from_secs(10),
-        /// Time that a request waits for a free connection.
+        /// The time for which a request waits for a free connection to the database. Then it is answered 503.
         pub db_acquire_timeout: Duration = Duration::from_secs(3),
-        /// Lets sessions keep prepared statements and settings. Must be false behind a pooler in transaction mode,
-        /// which gives each transaction another session.
+        /// True if prepared statements and session settings last from one transaction to the next. Must be false behind
+        /// a pooler in transaction mode, because the pooler gives each transaction another session.
         pub db_prepared: bool = true,
-        /// Looks at start whether a pooler is in transaction mode, and then serves as if `db_prepared` were false.
+        /// True if a start looks for a pooler in transaction mode. If it finds one, the service behaves as if
+        /// `db_prepared` were false.
         pub find_pooler: bool = true,
-        /// File with the database password, or with the connection string. Each new session reads the password from the
-        /// file.
+        /// The file with the database password or the connection string. Each new session reads its password from the
+        /// file, so that a new password needs no restart.
         pub db_password_file: Option<PathBuf> = None,
-        /// The name of the account that runs the process, for a connection string that names no user.
+        /// The name of the operating-system account that runs the process. It is the database role if a connection
+        /// string names none.
         pub os_user: Option<String> = None,
-        /// The database password if no other setting has one.
+        /// The database password (`PGPASSWORD`), used if no other setting has one.
         pub pg_password: Option<Secret> = None,
-        /// The address to listen on: an IP address, a host name, or `unix:/path`. A name stands for all of its
-        /// addresses that this machine has, and `localhost` for `127.0.0.1` and `::1`.
+        /// The address to listen on: an IP address, a host name, or `unix:/path`. A name stands for all addresses that
+        /// the name has and this machine has, too; `localhost` stands for `127.0.0.1` and `::1`.
         pub host: String = "localhost".to_owned(),
-        /// The TCP port; 0 takes a port that is free on each address.
+        /// The TCP port to listen on; 0 for one that is free on all addresses of `host`.
         pub port: u16 = 0,
-        /// Sockets that a supervisor has made listen, instead of `host` and `port`.
+        /// Listening sockets from a supervisor such as systemd. If there are any, `host` and `port` have no effect.
         pub sockets: Vec<Arc<OwnedFd>> = Vec::new(),
-        /// Loads relations on access, instead of refusing the access to a relation that was not loaded
-        /// (`NODE_ENV=production`).
+        /// True if code that reads a relation (such as a user's credential) which was not loaded fetches it from the
+        /// database; otherwise reading it is an error, so that tests find the omission.
         pub production: bool = false,
-        /// Number of threads that execute requests, no more than `db_pool_size`. Two more threads receive requests, and
-        /// further ones hash passwords.
+        /// The number of threads that execute requests; at most `db_pool_size` of them are used. Two more threads
+        /// receive requests, and further threads hash passwords.
         pub workers: usize = 8,
-        /// The create schema.
+        /// The schema that the body of a create must meet. The strict schema requires a password.
         pub schema: Schema = Schema::Basic,
-        /// Where bodies are checked, and which status a violation gets.
+        /// The status of the answer to a body that violates its schema: 400 or 422.
         pub validation: Validation = Validation::Declarative,
-        /// The largest `perPage`.
+        /// The largest value of the query parameter `perPage`: the most users on a page of a list.
         pub max_per_page: u32 = page::DEFAULT_MAX_PER_PAGE,
-        /// A directory of migrations instead of the built-in ones.
+        /// The directory of the migrations to apply; `None` for the built-in migrations.
         pub migrations_dir: Option<PathBuf> = None,
-        /// Applies missing migrations at start. If false, a start fails if a migration is missing. No variable sets
-        /// this.
+        /// True if a start applies the migrations that the database lacks; if false, a start fails when one is missing.
+        /// No environment variable sets this field.
         pub migrate: bool = true,
-        /// The bearer token that `/users` asks for. Several tokens have white space between them.
+        /// The bearer tokens that allow every request, separated by white space; `None` if requests need no token.
         pub api_token: Option<Secret> = None,
-        /// Tokens that allow `GET` and `HEAD` alone. Refused without an `api_token`.
+        /// The bearer tokens that allow only `GET` and `HEAD`. An error if `api_token` is not set.
         pub api_token_read: Option<Secret> = None,
-        /// Tokens that allow `POST /users/authenticate` alone. Refused without an `api_token`.
+        /// The bearer tokens that allow only `POST /users/authenticate`. An error if `api_token` is not set.
         pub api_token_login: Option<Secret> = None,
-        /// The cost of hashing a password. No variable sets this.
+        /// The cost of hashing a password. No environment variable sets this field.
         pub password_hashing: PasswordHashing = PasswordHashing::Owasp,
-        /// The most wrong passwords that one peer may send for one e-mail address in a minute; 0 for any number.
+        /// The most wrong passwords that one client address may send for one e-mail address in a minute; 0 for no
+        /// limit.
         pub auth_attempts: u32 = 10,
-        /// Host names that requests without a token may send, beside `host`, the machine's name and names that no
-        /// stranger can own; `*` for any name.
+        /// Names that the `Host` of a request may have if no token is set, beside `host`, the machine's name and names
+        /// that no stranger can own; `*` for any name.
         pub allowed_hosts: Vec<String> = Vec::new(),
-        /// Which clients get the page for the browser, at `/ui`.
+        /// The clients that get the page for the browser, at `/ui`.
         pub ui: Ui = Ui::Auto,
-        /// Limits of clients.
+        /// The limits for clients: sizes, times, and the number of connections.
         pub limits: Limits = Limits::default(),
     }
 }
 
 with_defaults! {
-    /// Limits of one client, and of all clients together. The service refuses a request that exceeds a limit.
+    /// Limits for each client, and for all clients together. A request that exceeds a limit is refused.
     #[derive(Debug, Clone)]
     pub struct Limits {
-        /// The most client connections at once.
+        /// The most connections of clients that are open at once.
         pub max_connections: usize = 1024,
-        /// The most bytes of a request line and its header fields together.
+        /// The most bytes of a request's head: its request line and header fields.
         pub max_head_bytes: usize = 16 * 1024,
         /// The most bytes of a request line.
         pub max_request_line_bytes: usize = 8 * 1024,
         /// The most header fields of a request; no more than 128.
         pub max_header_fields: usize = 100,
-        /// The most bytes of a body.
+        /// The most bytes of a request's body.
         pub max_body_bytes: usize = 64 * 1024,
-        /// The most bytes of memory for the requests, answers, rows and hashes of all clients together.
+        /// The most bytes of memory that requests, answers, rows and password hashes of all clients may take together.
         pub memory_budget: usize = 48 << 20,
-        /// Time from the first byte of a head to its end.
+        /// The time from the first byte of a request's head to its last byte.
         pub head_timeout: Duration = Duration::from_secs(5),
-        /// Time from the end of a head to the end of its body.
+        /// The time from the end of a request's head to the end of its body.
         pub body_timeout: Duration = Duration::from_secs(15),
-        /// Time that a connection without a request is kept open.
+        /// The time for which a connection without a request is kept open.
         pub idle_timeout: Duration = Duration::from_secs(75),
-        /// Time for the client to take its answer.
+        /// The time that a client has to read its answer.
         pub write_timeout: Duration = Duration::from_secs(15),
-        /// Time from a complete request to its answer.
+        /// The time from the last byte of a request to its answer. If the answer takes longer, the client gets 503.
         pub request_timeout: Duration = Duration::from_secs(10),
-        /// Time between the announcement of a stop at `/readyz` and the refusal of connections.
+        /// The time for which `/readyz` announces a stop before connections are refused, so that load balancers notice.
         pub drain_delay: Duration = Duration::ZERO,
-        /// Time that a stop, after `drain_delay`, waits for the requests in flight.
+        /// The time for which a stop, after `drain_delay`, waits for the requests in flight.
         pub stop_timeout: Duration = Duration::from_secs(10),
-        /// Proxies, each of which has many clients. The service believes their `X-Forwarded-For`, and never closes
-        /// their connections to free slots.
+        /// Proxies whose `X-Forwarded-For` tells the client's address. Their connections are never closed to make place
+        /// for other clients, because each of them serves many clients.
         pub trusted_proxies: TrustedProxies = TrustedProxies::default(),
-        /// Origins whose pages may use the service from a browser (CORS), as browsers write them:
-        /// `https://app.example`. `*` stands for any origin, and is refused without a token.
+        /// Origins whose pages may use the service from a browser (CORS), written as in `https://app.example`. `*`
+        /// stands for any origin, and is an error if `api_token` is not set.
         pub allowed_origins: Vec<Arc<str>> = Vec::new(),
     }
 }
 
 impl Limits {
-    /// Returns the longest time for a statement, and for the retries of a command that meets locks. It is half of the
-    /// request's time, so that time is left for the answer.
+    /// Returns the longest time that a statement may take, and for which a command that meets locks is retried. It is
+    /// half of `request_timeout`, so that time is left to answer.
     pub(crate) fn statement_timeout(&self) -> Duration {
         self.request_timeout / 2
     }
 }
 
-/// The address of a database.
+/// The address of a database, and the role and password to connect with.
 #[derive(Debug, Clone)]
 pub enum Database {
     /// A connection string as libpq accepts it: a URL or `keyword=value` pairs.
     Url(Secret),
-    /// The parts one by one.
+    /// The parts of a connection string, each in a field of its own.
     Parts {
-        /// Host name, address, or the directory of a Unix socket.
+        /// The host name or IP address of the database server, or the directory of its Unix socket.
         host: String,
-        /// TCP port, or the number in the name of the Unix socket.
+        /// The TCP port of the database server, or the number at the end of its Unix socket's name.
         port: u16,
-        /// Database name.
+        /// The name of the database.
         name: String,
-        /// Role.
+        /// The role to connect as.
         user: String,
-        /// Password of the role; empty for none.
+        /// The password of the role; empty if it needs none.
         password: Secret,
-        /// True for TLS, with certificate and host name verified.
+        /// True if the connection uses TLS and verifies the server's certificate and host name.
         ssl: bool,
     },
 }
@@ -199,31 +204,31 @@ impl From<Secret> for Database {
     }
 }
 
-/// The create schema.
+/// The schema that the body of a create must meet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display, strum::EnumString)]
 #[strum(serialize_all = "lowercase")]
 pub enum Schema {
-    /// `name` and `email`; `password` if it is given.
+    /// Requires `name` and `email`; `password` is optional.
     Basic,
-    /// `name` of at least one character, `email`, and `password`.
+    /// Requires a `name` of at least one character, `email`, and `password`.
     Strict,
 }
 
-/// How the bodies of requests are validated.
+/// The status of the answer to a body that violates its schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display, strum::EnumString)]
 #[strum(serialize_all = "lowercase")]
 pub enum Validation {
-    /// Bodies are checked before the handler. A violation gets 400.
+    /// Status 400, as if bodies were validated before the handler is called.
     Declarative,
-    /// Bodies are checked inside the handler. A violation gets 422.
+    /// Status 422, as if the handler validated bodies itself.
     Parser,
 }
 
-/// Which clients get the page for the browser.
+/// The clients that get the page for the browser.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display, strum::EnumString)]
 #[strum(serialize_all = "lowercase")]
 pub enum Ui {
-    /// Clients on this machine: the service listens on the loopback alone and trusts no proxy.
+    /// Clients on this machine: there is a page only if the service listens on the loopback alone and trusts no proxy.
     Auto,
     /// All clients.
     #[strum(serialize = "true")]
@@ -233,18 +238,19 @@ pub enum Ui {
     Off,
 }
 
-/// The cost of hashing a password by Argon2id, which is also the cost of guessing a password.
+/// The cost of hashing a password by Argon2id. An attacker who guesses a password pays this cost for each guess.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PasswordHashing {
-    /// The cost that OWASP recommends: 19 MiB and two passes, which take some 20 ms if the crate `argon2` is optimized.
+    /// The cost that OWASP recommends: 19 MiB of memory and two passes, which take some 20 ms if the compiler optimizes
+    /// the crate `argon2`.
     Owasp,
-    /// The least cost that Argon2id allows: 8 KiB and one pass. For tests alone, because guessing a password is some
-    /// thousand times faster.
+    /// The least cost that Argon2id allows: 8 KiB of memory and one pass. For tests only, because guesses are some
+    /// thousand times faster than with [`Owasp`](PasswordHashing::Owasp).
     LeastCostForTests,
 }
 
 impl PasswordHashing {
-    /// Returns the parameters of Argon2.
+    /// Returns the parameters of Argon2id for this cost.
     pub(crate) fn params(self) -> Params {
         let (memory, passes, lanes) = match self {
             PasswordHashing::Owasp => (19_456, 2, 1),
@@ -255,22 +261,22 @@ impl PasswordHashing {
 }
 
 impl Config {
-    /// Returns the defaults of the command, which listens on the contract's port.
+    /// Returns the default settings of the command `userd`, which listens on port 3000.
     fn command_defaults() -> Config {
         Config { port: 3000, ..Config::default() }
     }
 
-    /// Returns whether the server serves the page for the browser. `is_local` is true if the server listens on the
+    /// Returns true if a server with these settings has the page for the browser. `is_local`: the server listens on the
     /// loopback alone.
     pub(crate) fn serves_ui(&self, is_local: bool) -> bool {
         self.ui == Ui::On || self.ui == Ui::Auto && is_local && self.limits.trusted_proxies.is_empty()
     }
 
-    /// Checks the settings. The error names the first variable that is wrong.
+    /// Validates the settings. The error names the environment variable of the first wrong setting.
     ///
-    /// Each number and duration must be within the bounds of its variable. The memory budget must suffice for the
-    /// largest body, page and hash. `*` among the origins and tokens with fewer rights need an `api_token`. No token
-    /// may have two meanings.
+    /// Each number and duration must be within its bounds. The memory budget must suffice for the largest body, page
+    /// and hash. If `api_token` is not set, the allowed origins may not have `*`, and tokens with fewer rights are an
+    /// error. A token may be in one setting only.
     pub fn check(&self) -> Result<(), ConfigError> {
         settings::check_bounds(self)?;
         for (field, mut value, max) in [
@@ -278,10 +284,10 @@ impl Config {
             ("max_request_line_bytes", self.limits.max_request_line_bytes, 1 << 30),
             ("max_header_fields", self.limits.max_header_fields, MAX_HEADER_FIELDS),
         ] {
-            whole_number(&mut value, None, 1..=max).map_err(|line| invalid(field, line))?;
+            set_whole_number(&mut value, None, 1..=max).map_err(|line| refuse(field, line))?;
         }
         if self.limits.allowed_origins.contains(&"*".into()) && self.api_token.is_none() {
-            return Err(invalid(
+            return Err(refuse(
                 "ALLOWED_ORIGINS",
                 "`*` needs API_TOKEN: without a token whoever can connect may do everything, and then any page that a \
                  person opens could",
@@ -295,27 +301,27 @@ impl Config {
         ] {
             let Some(tokens) = tokens else { continue };
             if self.api_token.is_none() {
-                return Err(invalid(variable, "needs API_TOKEN: without that every request is allowed"));
+                return Err(refuse(variable, "needs API_TOKEN: without that every request is allowed"));
             }
             if !tokens.expose().split_whitespace().all(|token| known.insert(token)) {
-                return Err(invalid(variable, "has a token twice, or one that another variable has, too"));
+                return Err(refuse(variable, "has a token twice, or one that another variable has, too"));
             }
         }
         let input = self.limits.max_body_bytes.saturating_add(self.limits.max_head_bytes);
-        // The budget has to suffice for the largest page, or for a usual page while a password is hashed.
+        // Requires memory for a page of the largest users, or for a page of usual users while a password is hashed.
         let page = |user_bytes| page::memory_bytes(self.max_per_page as usize, user_bytes);
         let hash = (self.password_hashing.params().m_cost() as usize) << 10;
         let work = page(user::MAX_USER_BYTES.next_multiple_of(1 << 10))
             .max(page(user::USUAL_USER_BYTES).saturating_add(hash))
-            .saturating_add(RESERVED_WORK_BYTES);
-        // Counts the work twice, because the rows of a page and its text are in memory together.
+            .saturating_add(SHORT_ANSWER_BYTES);
+        // Counts the work twice, because the rows of a page are in memory together with the text that is made of them.
         let min = input.saturating_add(work.saturating_mul(2));
         if self.limits.memory_budget >= min {
             return Ok(());
         }
         let (body, page) = (self.limits.max_body_bytes, self.max_per_page);
         let line = format!("must be at least {min} with MAX_BODY_BYTES={body} and MAX_PER_PAGE={page}");
-        Err(invalid("MEMORY_BUDGET", line))
+        Err(refuse("MEMORY_BUDGET", line))
     }
 }
 

@@ -1,11 +1,11 @@
-//! Origins whose pages may use the service from a browser (CORS).
+//! The setting `ALLOWED_ORIGINS`: origins whose pages may use the service from a browser (CORS).
 
-use super::value::is_host_name;
+use super::setters::is_host_name;
 use std::sync::Arc;
 use url::{Position, Url};
 
-/// Parses an origin, or `*` for any. Returns it in lower case, as browsers send it. Refuses a text that no browser
-/// sends, and `null`, which is the origin of every local file.
+/// Parses an origin, or `*` for any origin. Returns the origin in lower case, which is how browsers send it. Refuses a
+/// text that browsers never send as an origin. Refuses `null`, too, because it is the origin of every local file.
 pub(super) fn parse_origin(entry: &str) -> Result<Arc<str>, String> {
     let lower = entry.to_ascii_lowercase();
     let is_origin = Url::parse(&lower).is_ok_and(|url| {
@@ -24,7 +24,7 @@ pub(super) fn parse_origin(entry: &str) -> Result<Arc<str>, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::value::parse_list, *};
+    use super::{super::setters::parse_list, *};
 
     #[test]
     fn entries() {

@@ -4,7 +4,7 @@
 //! warning or log line repeats a value or an unknown name, because it may be a part of a password.
 
 use super::tls::{TlsSettings, Verification};
-use crate::config::{Config, Database, nearest};
+use crate::config::{Config, Database, find_similar};
 use crate::error::ConfigError;
 use crate::http::percent_decode;
 use postgres::config::{Host, SslMode};
@@ -195,7 +195,7 @@ fn accept_parameters(pairs: ParamList, unnumbered: usize) -> Result<(ParamMap, V
             warnings.push(format!("{name} has no effect"));
         } else {
             // Does not show the unknown name, because it may be a part of a password.
-            let meant = nearest(&name.to_ascii_lowercase(), KNOWN_PARAMETERS.split_ascii_whitespace());
+            let meant = find_similar(&name.to_ascii_lowercase(), KNOWN_PARAMETERS.split_ascii_whitespace());
             let hint = meant.map(|meant| format!(" (did you mean {meant}?)")).unwrap_or_default();
             return Err(format!("parameter {number} is unknown or not supported{hint}"));
         }

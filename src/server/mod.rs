@@ -1,8 +1,9 @@
-//! The server: starts the stages (tiny_http, the frontend, the workers), connects them, and stops them in order.
+//! The server: starts the stages of a request (the frontend, tiny_http, the workers), connects them, and stops them in
+//! order.
 
 mod lanes;
-mod relay;
-mod system;
+mod system_limits;
+mod ticket_stream;
 mod workers;
 
 use crate::app::{self, App, Verdict};
@@ -14,41 +15,43 @@ use crate::{db::target::DbTarget, error::StartError};
 use lanes::Capacity;
 use std::time::{Duration, Instant};
 use std::{io, net::SocketAddr, sync::Arc, thread};
-pub use system::check_system;
+pub use system_limits::raise_limits;
 use workers::Workers;
-pub use workers::{Fault, HarnessHandler, Intercept, Treatment};
+pub use workers::{ControlHandler, Fault, Intercept, Interception};
 
-/// The time that workers get at a stop once `STOP_TIMEOUT` is used up: by then they are stuck, or almost done.
-const MAX_LAST_WORK_TIME: Duration = Duration::from_millis(300);
+/// The least time for which a stop waits for the workers, even if `STOP_TIMEOUT` is over: workers that still run then
+/// are stuck, or almost done.
+const MIN_STOP_WAIT: Duration = Duration::from_millis(300);
 
-/// A running service: a port, some threads, a pool of connections. Stops when it is dropped.
+/// A running service: an address, some threads, and a pool of database connections. Dropping this value stops the
+/// service.
 pub struct Server {
     pub(crate) app: Arc<App>,
     base_url: String,
     addr: Option<SocketAddr>,
-    /// `None` once the server has stopped.
+    /// The frontend; `None` once the server has stopped.
     frontend: Option<Frontend>,
     workers: Workers,
     drain_delay: Duration,
     stop_timeout: Duration,
 }
 
-/// The address of a server that is yet to start: it is bound, and not listened on. For a program that starts a
-/// database first, and wants to know before that whether the address is free.
+/// A server whose address is bound, but which does not listen yet. For a program that has to start a database first: it
+/// learns before that whether the address is free.
 pub struct BoundServer {
     listener: Listener,
-    /// Chooses the requests that are made to fail, and the requests to the test harness, in a service for tests.
+    /// The function that chooses the requests to intercept in a service for tests; `None` in any other service.
     pub(crate) intercept: Option<Intercept>,
 }
 
 impl BoundServer {
-    /// Binds the address of these settings. Blocks for as long as looking a host name up takes.
+    /// Binds the address that the settings name. Blocks while a host name is looked up.
     ///
     /// # Errors
     /// [`StartError::Config`] and [`StartError::Listen`].
     pub fn bind(config: &Config) -> Result<BoundServer, StartError> {
         config.check()?;
-        // Fails for a database address that cannot be used before anything is bound.
+        // Fails here if the address of the database is wrong, before anything is bound.
         DbTarget::new(config)?;
         let listener = if config.sockets.is_empty() {
             Listener::bind(&config.host, config.port)
@@ -58,26 +61,27 @@ impl BoundServer {
         Ok(BoundServer { listener: listener?, intercept: None })
     }
 
-    /// Starts the server on this address, whatever address `config` has now; otherwise as [`Server::start`].
+    /// Starts the server as [`Server::start`] does, but on the address that is already bound: `host` and `port` of
+    /// `config` have no effect.
     ///
-    /// `on_broken` is called, once and on a thread of the server's, if a defect ends the thread that serves clients, or
-    /// breaks the stream between the stages: the port is closed by then, and the process should be restarted.
+    /// `on_broken` is called if a defect ends the thread that serves clients, or breaks the stream to tiny_http. The
+    /// port is closed by then, and the process should be restarted. It is called once, on a thread of the server.
     pub fn start(
         self,
         config: Config,
         on_broken: impl FnOnce() + Send + 'static,
     ) -> Result<Server, StartError> {
-        let limits = possible_limits(&config)?;
+        let limits = fit_limits(&config)?;
         let (listener, addr) = (&self.listener, self.listener.local_addr());
         let (base_url, is_remote) = (listener.to_string(), listener.is_remote());
-        let app = Arc::new(App::open_at(&config, addr.is_some() && !is_remote)?);
+        let app = Arc::new(App::open_for_server(&config, addr.is_some() && !is_remote)?);
         listener.listen()?;
         let stages = self.start_stages(&config, limits, &app, on_broken);
         let (frontend, workers) = stages.map_err(StartError::System)?;
         if config.api_token.is_none() && is_remote {
             log::warn!("other machines can connect, and no token is needed: set API_TOKEN");
         }
-        if addr.is_some() && app.ui {
+        if addr.is_some() && app.has_ui {
             log::info!("a page for the browser (UI): {base_url}/ui");
         }
         Ok(Server {
@@ -91,7 +95,7 @@ impl BoundServer {
         })
     }
 
-    /// Starts tiny_http, the frontend and the workers, and connects them.
+    /// Starts tiny_http, the frontend and the workers, and connects them to each other.
     fn start_stages(
         self,
         config: &Config,
@@ -99,10 +103,10 @@ impl BoundServer {
         app: &Arc<App>,
         on_broken: impl FnOnce() + Send + 'static,
     ) -> io::Result<(Frontend, Workers)> {
-        let (http, stream) = relay::start()?;
+        let (http, stream) = ticket_stream::start()?;
         let resources = SharedResources {
             budget: app.operations.budget.clone(),
-            answer_without_worker: answer_without_worker(app.clone()),
+            answer_without_worker: make_health_check(app.clone()),
             metrics: app.metrics.clone(),
         };
         let (frontend, slots) = Frontend::start(self.listener, limits, resources, stream, on_broken)?;
@@ -110,17 +114,18 @@ impl BoundServer {
             sessions: config.workers.min(config.db_pool_size as usize),
             hashers: app.operations.max_hashers(),
             cores: thread::available_parallelism().map_or(1, usize::from),
-            retry_for: config.limits.statement_timeout(),
+            max_retry_time: config.limits.statement_timeout(),
         };
         let workers = Workers::start(http, slots, app.clone(), capacity, self.intercept)?;
-        let _ = app.metrics.write_other_metrics.set(workers.metrics_writer());
+        let _ = app.metrics.write_other_metrics.set(workers.make_metrics_writer());
         Ok((frontend, workers))
     }
 }
 
-/// Returns the limits of these settings. Lowers `max_connections` to the number that the process has descriptors for.
-fn possible_limits(config: &Config) -> Result<Limits, StartError> {
-    let (wanted, possible) = (config.limits.max_connections, check_system(config)?);
+/// Returns the limits from the settings. Lowers `max_connections` to the number of connections for which the process
+/// may open descriptors.
+fn fit_limits(config: &Config) -> Result<Limits, StartError> {
+    let (wanted, possible) = (config.limits.max_connections, raise_limits(config)?);
     if possible < wanted {
         log::warn!(
             "the limit of open descriptors suffices for {possible} connections: raise it (ulimit -n; LimitNOFILE= \
@@ -131,19 +136,19 @@ fn possible_limits(config: &Config) -> Result<Limits, StartError> {
 }
 
 impl Server {
-    /// Binds the address, connects to the database, migrates it, and only then listens.
+    /// Starts a server: binds its address, connects to the database, migrates the database, and only then listens.
     ///
     /// Blocks until the service answers: up to `db_connect_timeout` for the database, and as long as its
     /// migrations take. May be called from within an async runtime, whose thread it blocks as well.
     ///
     /// # Errors
-    /// Each error is one line, and nothing is left running after it.
+    /// The text of each error is one line. After an error nothing is left running.
     pub fn start(config: Config) -> Result<Server, StartError> {
         BoundServer::bind(&config)?.start(config, || {})
     }
 
-    /// Returns the address of the server, the first if it has several, without a slash at its end:
-    /// `http://127.0.0.1:41234`, or `unix:/path`.
+    /// Returns the URL of the server without a slash at its end, such as `http://127.0.0.1:41234`; on a Unix socket,
+    /// `unix:/path`. If the server has several addresses, the URL has the first.
     pub fn base_url(&self) -> &str {
         &self.base_url
     }
@@ -153,19 +158,20 @@ impl Server {
         self.addr
     }
 
-    /// Returns the service, which answers requests without a socket.
+    /// Returns the service that this server serves. It can also be called without a socket.
     pub fn app(&self) -> &App {
         &self.app
     }
 
-    /// Stops the server: `/readyz` reports the stop for `drain_delay` (0 s), then the server accepts no client,
-    /// answers the requests in flight, and frees the port. Blocks for that delay and at most `stop_timeout` (10 s);
-    /// for about a millisecond if no request is in flight. Dropping the server stops it without the delay.
+    /// Stops the server: `/readyz` announces the stop for `drain_delay` (default: 0 s). Then the server accepts no more
+    /// clients, answers the requests in flight, and frees the port. Blocks for `drain_delay` and at most `stop_timeout`
+    /// (default: 10 s) after it; without a request in flight, for about a millisecond after it. Dropping the server
+    /// stops it without `drain_delay`.
     pub fn stop(self) {
         self.announce_stop();
     }
 
-    /// Makes `/readyz` report for `drain_delay` that the service stops. Blocks for that time.
+    /// Makes `/readyz` answer 503 from now on, and blocks for `drain_delay`, so that load balancers notice the stop.
     pub(crate) fn announce_stop(&self) {
         self.app.announce_stop();
         thread::sleep(self.drain_delay);
@@ -178,22 +184,23 @@ impl Drop for Server {
         let deadline = Instant::now() + self.stop_timeout;
         drop(self.frontend.take());
         let left = deadline.saturating_duration_since(Instant::now());
-        self.workers.stop(left.max(MAX_LAST_WORK_TIME));
+        self.workers.stop(left.max(MIN_STOP_WAIT));
     }
 }
 
-/// Returns the function by which the frontend answers `/livez` and `/readyz` without a worker. A worker answers a
-/// request with a body, because judging a large body may block.
-fn answer_without_worker(app: Arc<App>) -> AnswerWithoutWorker {
+/// Returns the function by which the frontend itself answers health checks (`/livez` and `/readyz`). The function
+/// returns `None` for other requests, and for health checks with a body: workers answer those, because judging a body
+/// may block.
+fn make_health_check(app: Arc<App>) -> AnswerWithoutWorker {
     Box::new(move |request: &Request, id: &RequestId| {
-        if !request.body.is_empty() || !app::is_answered_at_once(request.path()) {
+        if !request.body.is_empty() || !app::is_health_path(request.path()) {
             return None;
         }
-        let cors = app.access.cors(request);
-        let asked = app.find_endpoint(request, &cors);
-        let label = asked.metrics_label;
-        let Verdict::Answer(answer) = app.judge(request, asked, &cors, Some(id)) else { return None };
-        // Counts the answer with a time of zero, because such an answer takes only some microseconds.
+        let cors = app.access.cors_for(request);
+        let route = app.find_route(request, &cors);
+        let label = route.route_label;
+        let Verdict::Answer(answer) = app.judge(request, route, &cors, Some(id)) else { return None };
+        // Counts the answer with a duration of zero, because it takes only some microseconds.
         app.metrics.count_request(request.method, label, answer.status, Duration::ZERO);
         let (method, status) = (request.method.name(), answer.status);
         log::debug!(

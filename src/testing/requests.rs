@@ -118,13 +118,13 @@ fn matches_target(wanted: &str, target: &str) -> bool {
 /// immediately: the service has no such route, or the frontend answers it by itself.
 fn check_route(method: Option<&str>, target: Option<&str>) -> Result<(), Refusal> {
     let path = target.map(|target| target.split('?').next().unwrap_or_default());
-    let route = |method: &str, path| app::find_endpoint(method.into(), path, true);
+    let route = |method: &str, path| app::find_route(method.into(), path, true);
     let is_served = match (method, path) {
         (Some(method), Some(path)) => route(method, path).endpoint.is_ok(),
-        (None, Some(path)) => route("GET", path).metrics_label != "other",
+        (None, Some(path)) => route("GET", path).route_label != "other",
         (method, None) => method.is_none_or(|method| Method::from(method) != Method::Other),
     };
-    if is_served && !path.is_some_and(app::is_answered_at_once) {
+    if is_served && !path.is_some_and(app::is_health_path) {
         return Ok(());
     }
     Err(Refusal::new(400, "no such request is watched: the service has no route with this method and path"))

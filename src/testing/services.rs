@@ -128,7 +128,7 @@ impl Services {
     }
 
     /// Returns the function that executes the control which a request asks for, or `None` for a request of the API.
-    fn find_control_handler(&'static self, request: &Request) -> Option<server::HarnessHandler> {
+    fn find_control_handler(&'static self, request: &Request) -> Option<server::ControlHandler> {
         let name = request.path().split('/').nth(1)?.to_owned();
         let running = self.services_by_name.lock().get(&name)?.clone();
         Some(Box::new(move |request, deadline, answer| {
@@ -225,7 +225,7 @@ fn path_segments(request: &Request) -> Vec<&str> {
 fn start_service(
     config: &Config,
     users: Option<&[u8]>,
-    find_control: impl Fn(&Request) -> Option<server::HarnessHandler> + Send + Sync + 'static,
+    find_control: impl Fn(&Request) -> Option<server::ControlHandler> + Send + Sync + 'static,
     deadline: Instant,
 ) -> Result<RunningService, Refusal> {
     // Binds the address first, so that a bad address is reported before a database is made.

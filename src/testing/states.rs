@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::db::{WRITTEN_TABLES, blocking::outside_of_runtimes, explain};
 use crate::error::StartError;
 use crate::http::Request;
-use crate::server::{self, BoundServer, Server, Treatment};
+use crate::server::{self, BoundServer, Interception, Server};
 use parking_lot::Mutex;
 use postgres::{Client, Error, NoTls, error::SqlState};
 use std::time::{Duration, Instant};
@@ -33,13 +33,13 @@ impl RunningService {
         database: ScratchDatabase,
         mut bound: BoundServer,
         config: &Config,
-        find_control: impl Fn(&Request) -> Option<server::HarnessHandler> + Send + Sync + 'static,
+        find_control: impl Fn(&Request) -> Option<server::ControlHandler> + Send + Sync + 'static,
     ) -> Result<RunningService, StartError> {
         let interceptor = Arc::<Mutex<Interceptor>>::default();
         let interceptor_of_server = interceptor.clone();
         bound.intercept = Some(Arc::new(move |request| {
-            let fault = || interceptor_of_server.lock().intercept(request).map(Treatment::Fault);
-            find_control(request).map(Treatment::Harness).or_else(fault)
+            let fault = || interceptor_of_server.lock().intercept(request).map(Interception::Fault);
+            find_control(request).map(Interception::Control).or_else(fault)
         }));
         let config = Config { database: database.config().database, ..config.clone() };
         let server = bound.start(config, || {})?;

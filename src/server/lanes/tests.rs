@@ -3,7 +3,8 @@
 use super::*;
 use std::{collections::HashSet, net::Ipv4Addr};
 
-const CAPACITY: Capacity = Capacity { sessions: 8, hashers: 1, cores: 2, retry_for: Duration::from_secs(10) };
+const CAPACITY: Capacity =
+    Capacity { sessions: 8, hashers: 1, cores: 2, max_retry_time: Duration::from_secs(10) };
 
 /// Lanes, and the time that a test has set.
 struct Bench {
@@ -41,7 +42,7 @@ impl Bench {
 }
 
 fn works(batch: &Batch<u32>) -> Vec<u32> {
-    batch.commands.iter().map(|command| command.work).collect()
+    batch.commands.iter().map(|command| command.task).collect()
 }
 
 fn change(row: i64) -> Step {
@@ -110,9 +111,9 @@ fn a_batch_that_is_stuck_does_not_stop_its_lane() {
             bench.push(1, n, Step::in_lane(lane));
             stuck.extend(bench.next());
         }
-        let due = bench.lanes.next_due(bench.now, false).expect("more is queued");
-        assert_eq!(due, stuck[0].started + STUCK_BATCH_TIME, "{lane:?}");
-        assert!(bench.lanes.find_ready(due - Duration::from_micros(1), false).is_none(), "{lane:?}");
+        let due = bench.lanes.next_ready_time(bench.now, false).expect("more is queued");
+        assert_eq!(due, stuck[0].started_at + STUCK_BATCH_TIME, "{lane:?}");
+        assert!(bench.lanes.find_ready_queue(due - Duration::from_micros(1), false).is_none(), "{lane:?}");
         bench.now = due;
         assert!(bench.next().is_some(), "{lane:?}");
     }
@@ -125,7 +126,7 @@ fn one_slow_batch_does_not_make_a_lane_a_slow_one() {
         bench.push(1, 0, Step::in_lane(Lane::Find));
         let batch = bench.next().unwrap();
         bench.end(batch, Duration::from_micros(took));
-        bench.lanes.queues[Lane::Find as usize].last_duration < SHORT_BATCH
+        bench.lanes.queues[Lane::Find as usize].batch_time < SHORT_BATCH_TIME
     };
     let short = [200, 100_000, 200, 100_000, 100_000].map(&mut in_flight);
     assert_eq!(short, [true; 5]);
@@ -170,9 +171,9 @@ fn a_row_stays_taken_while_its_change_pauses_or_goes_on() {
     let mut batch = bench.next().unwrap();
     assert_eq!((batch.commands[0].queued_step.lane, works(&batch)), (Lane::Single, vec![1]));
     bench.lanes.end_batch(&batch, bench.now);
-    assert!(bench.lanes.retry(batch.commands.pop().unwrap(), bench.now).is_none());
+    assert!(bench.lanes.push_retry(batch.commands.pop().unwrap(), bench.now).is_none());
     assert!(bench.next().is_none());
-    bench.now = bench.lanes.next_due(bench.now, false).unwrap();
+    bench.now = bench.lanes.next_ready_time(bench.now, false).unwrap();
     let batch = bench.next().unwrap();
     assert_eq!(works(&batch), [1]);
     bench.end(batch, LOCAL);
@@ -181,15 +182,15 @@ fn a_row_stays_taken_while_its_change_pauses_or_goes_on() {
 
 #[test]
 fn a_command_that_met_a_lock_is_retried_alone_until_its_time_is_up() {
-    let retry_for = Duration::from_secs(1);
-    let mut bench = Bench::new(Capacity { retry_for, ..CAPACITY });
+    let max_retry_time = Duration::from_secs(1);
+    let mut bench = Bench::new(Capacity { max_retry_time, ..CAPACITY });
     bench.push(1, 1, change(7));
     let start = bench.now;
     let mut pauses = Vec::new();
     loop {
         let mut batch = bench.next().unwrap();
         bench.lanes.end_batch(&batch, bench.now);
-        if bench.lanes.retry(batch.commands.pop().unwrap(), bench.now).is_some() {
+        if bench.lanes.push_retry(batch.commands.pop().unwrap(), bench.now).is_some() {
             break;
         }
         // Retries the command without its neighbours in the batch.
@@ -199,12 +200,14 @@ fn a_command_that_met_a_lock_is_retried_alone_until_its_time_is_up() {
         let batch = bench.next().unwrap();
         assert_eq!(works(&batch), [10, 11, 12, 13]);
         bench.end(batch, LOCAL);
-        let due = bench.lanes.next_due(bench.now, false).unwrap();
+        let due = bench.lanes.next_ready_time(bench.now, false).unwrap();
         pauses.push((due - bench.now).as_millis());
         bench.now = due;
     }
     assert_eq!(pauses[..5], [9, 19, 39, 79, 79]);
-    assert!(bench.now <= start + retry_for && bench.now + Duration::from_millis(80) > start + retry_for);
+    assert!(
+        bench.now <= start + max_retry_time && bench.now + Duration::from_millis(80) > start + max_retry_time
+    );
     assert!(bench.lanes.is_idle() && bench.lanes.taken_rows.is_empty());
 }
 
@@ -218,7 +221,7 @@ fn retries_leave_sessions_to_what_has_met_no_lock() {
         let batch = bench.next().unwrap();
         bench.lanes.end_batch(&batch, bench.now);
         for command in batch.commands {
-            assert!(bench.lanes.retry(command, bench.now).is_none());
+            assert!(bench.lanes.push_retry(command, bench.now).is_none());
         }
         bench.now += Duration::from_millis(10);
         let retries: Vec<_> = std::iter::from_fn(|| bench.next()).collect();
@@ -254,7 +257,7 @@ fn one_address_does_not_keep_others_out() {
                 break;
             }
         }
-        assert!(batches <= if max_batch(lane as usize) == 1 { 3 } else { 1 }, "{lane:?}: {batches}");
+        assert!(batches <= if max_batch_size(lane as usize) == 1 { 3 } else { 1 }, "{lane:?}: {batches}");
     }
 }
 
@@ -368,9 +371,9 @@ struct World {
 impl World {
     fn new(sessions: usize, hashers: usize, seed: u64) -> World {
         // A time that is so long that no command is given up.
-        let retry_for = Duration::from_secs(1 << 30);
+        let max_retry_time = Duration::from_secs(1 << 30);
         World {
-            bench: Bench::new(Capacity { sessions, hashers, cores: 2, retry_for }),
+            bench: Bench::new(Capacity { sessions, hashers, cores: 2, max_retry_time }),
             random: Random(seed),
             in_flight: Vec::new(),
             rows: HashSet::new(),
@@ -409,11 +412,11 @@ impl World {
     fn start(&mut self) {
         for hashes in [false, true] {
             while let Some(batch) = self.bench.lanes.take_batch(self.bench.now, hashes) {
-                assert_eq!(batch.queue == HASH, hashes);
-                assert!((1..=max_batch(batch.queue)).contains(&batch.commands.len()));
+                assert_eq!(batch.queue_index == HASH, hashes);
+                assert!((1..=max_batch_size(batch.queue_index)).contains(&batch.commands.len()));
                 self.queued -= batch.commands.len();
                 for command in &batch.commands {
-                    let (step, since, over) = &mut self.commands[command.work as usize];
+                    let (step, since, over) = &mut self.commands[command.task as usize];
                     assert!(!*over && step.lane == batch.commands[0].queued_step.lane);
                     if let Some(row) = step.changed_user {
                         assert!(self.rows.insert(row), "a row is changed twice at once");
@@ -431,7 +434,7 @@ impl World {
 
     fn check(&self) {
         let Capacity { sessions, hashers, .. } = self.bench.lanes.capacity;
-        let count = |queue: usize| self.in_flight.iter().filter(|batch| batch.queue == queue).count();
+        let count = |queue: usize| self.in_flight.iter().filter(|batch| batch.queue_index == queue).count();
         let of = |lane: Lane| count(lane as usize);
         let changes = of(Lane::Change) + of(Lane::Single);
         let (writes, hashes) = (of(Lane::Create) + changes + count(RETRY), count(HASH));
@@ -442,10 +445,10 @@ impl World {
         let users = |batch: &Batch<u32>| {
             batch.commands.iter().map(|command| command.queued_step.max_users).sum::<usize>()
         };
-        let lists = self.in_flight.iter().filter(|batch| batch.queue == Lane::List as usize);
+        let lists = self.in_flight.iter().filter(|batch| batch.queue_index == Lane::List as usize);
         assert!(lists.map(users).sum::<usize>() < 2 * MAX_LISTED_USERS);
         // Checks that reads are in flight if one may be executed, unless a short batch is.
-        let waiting = |lane: Lane| !self.bench.lanes.queues[lane as usize].waiting.is_empty();
+        let waiting = |lane: Lane| !self.bench.lanes.queues[lane as usize].commands.is_empty();
         let full = self.in_flight.len() - hashes == sessions;
         assert!(!waiting(Lane::Find) || full || of(Lane::Find) > 0, "a find waits for nothing");
         assert_eq!(self.bench.lanes.len(), self.queued);
@@ -463,12 +466,12 @@ impl World {
         self.bench.lanes.end_batch(&batch, self.bench.now);
         let table_is_locked = self.random.below(1000) < 5;
         for command in batch.commands {
-            let step = self.commands[command.work as usize].0;
+            let step = self.commands[command.task as usize].0;
             assert!(step.changed_user.is_none_or(|row| self.rows.remove(&row)));
             let is_locked = step.changed_user.is_some_and(|row| row < LOCKED) && self.random.below(2) == 0;
             if locks && (is_locked || table_is_locked) {
                 self.queued += 1;
-                assert!(self.bench.lanes.retry(command, self.bench.now).is_none(), "it is not given up");
+                assert!(self.bench.lanes.push_retry(command, self.bench.now).is_none(), "it is not given up");
                 continue;
             }
             let next = match step.lane {
@@ -484,13 +487,13 @@ impl World {
                 _ => None,
             };
             if let Some(step) = next {
-                self.commands[command.work as usize].0 = step;
+                self.commands[command.task as usize].0 = step;
                 self.queued += 1;
                 let refused = self.bench.lanes.push_next(command, step);
                 self.refused(refused);
                 continue;
             }
-            self.commands[command.work as usize].2 = true;
+            self.commands[command.task as usize].2 = true;
             self.bench.lanes.free_row(&command);
         }
     }
@@ -527,7 +530,9 @@ impl World {
         }
         assert!(self.commands.iter().all(|(.., over)| *over));
         assert!(
-            self.bench.lanes.taken_rows.is_empty() && self.rows.is_empty() && self.bench.lanes.users == 0
+            self.bench.lanes.taken_rows.is_empty()
+                && self.rows.is_empty()
+                && self.bench.lanes.listed_users == 0
         );
     }
 }

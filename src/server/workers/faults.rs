@@ -1,6 +1,7 @@
-//! Requests that a test makes fail, and controls, which are requests to the test harness instead of the service.
+//! Requests that a test intercepts: requests that are made to fail, and control requests, which are for the test
+//! harness instead of the service.
 
-use super::{Dispatch, Job, MAX_MEMORY_WAIT, catch_panic};
+use super::{Dispatcher, MAX_MEMORY_WAIT, PendingRequest, catch_panic};
 use crate::frontend::ClaimedRequest;
 use crate::http::{Request, Response};
 use crate::{app::Verdict, error::Error};
@@ -10,40 +11,40 @@ use std::{sync::Arc, thread};
 /// A way in which a test makes a request fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// The request is executed, and the connection is closed without an answer.
+    /// The request is executed, but the connection is closed without an answer.
     AnswerLost,
-    /// The connection is closed, and the request is not executed.
+    /// The request is not executed, and the connection is closed without an answer.
     Refused,
-    /// The answer is 503 with `Retry-After`, and the request is not executed.
+    /// The request is not executed, and answered 503 with `Retry-After`.
     Unavailable,
-    /// The request is executed, and answered after this delay. If the delay is longer than `request_timeout`, the
-    /// answer is 503.
+    /// The request is executed, but its answer is delayed for this time. If the delay is longer than `request_timeout`,
+    /// the answer is 503.
     Slow(Duration),
-    /// The request is executed, and the connection is closed after so many bytes of its answer.
+    /// The request is executed, but the connection is closed after this number of bytes of its answer.
     Cut(usize),
 }
 
-/// The treatment of a request that a test intercepts.
-pub enum Treatment {
-    /// The request fails.
+/// The way in which an intercepted request is executed.
+pub enum Interception {
+    /// The request fails in this way.
     Fault(Fault),
-    /// The request is for the test harness. The service neither judges, counts nor logs the request.
-    Harness(HarnessHandler),
+    /// The request is a control request: this function executes it. The service does not judge, count or log it.
+    Control(ControlHandler),
 }
 
-/// Function that executes a request for the harness until its deadline. It answers with the function that it gets,
-/// which returns true if the client still waited.
-pub type HarnessHandler = Box<dyn FnOnce(Request, Instant, &dyn Fn(Response) -> bool) + Send>;
+/// A function that executes a control request, and must end by the deadline. It sends its answer by calling the
+/// function that is its last argument, which returns true if the client still waited for the answer.
+pub type ControlHandler = Box<dyn FnOnce(Request, Instant, &dyn Fn(Response) -> bool) + Send>;
 
-/// Function that chooses the requests to intercept. Must not block.
-pub type Intercept = Arc<dyn Fn(&Request) -> Option<Treatment> + Send + Sync>;
+/// A function that decides whether, and how, a request is intercepted. It must not block.
+pub type Intercept = Arc<dyn Fn(&Request) -> Option<Interception> + Send + Sync>;
 
-/// Executes a request for the test harness.
-pub(super) fn run_handler(dispatch: Arc<Dispatch>, handler: HarnessHandler, claimed: ClaimedRequest) {
-    on_own_thread("control", move || {
+/// Executes a control request on a thread of its own.
+pub fn execute_control(dispatcher: Arc<Dispatcher>, handler: ControlHandler, claimed: ClaimedRequest) {
+    spawn_thread("control", move || {
         let ClaimedRequest { handle, request, id, deadline, memory, .. } = claimed;
-        let answer = |response| dispatch.slots.send(handle, response, None, None).is_some();
-        if dispatch.slots.mark_executing(handle) {
+        let answer = |response| dispatcher.slots.send(handle, response, None, None).is_some();
+        if dispatcher.slots.mark_executing(handle) {
             let done = catch_panic(Some(&id), || handler(request, deadline, &answer));
             let _ = done.map_err(answer);
         }
@@ -51,35 +52,35 @@ pub(super) fn run_handler(dispatch: Arc<Dispatch>, handler: HarnessHandler, clai
     });
 }
 
-/// Makes a judged request fail.
-pub(super) fn inject(dispatch: Arc<Dispatch>, fault: Fault, mut job: Job, judged: Verdict) {
-    on_own_thread("fault", move || {
-        dispatch.slots.mark_executing(job.claimed.handle);
-        let id = Some(&job.claimed.id);
+/// Makes a judged request fail in a given way, on a thread of its own.
+pub fn inject(dispatcher: Arc<Dispatcher>, fault: Fault, mut pending: PendingRequest, verdict: Verdict) {
+    spawn_thread("fault", move || {
+        dispatcher.slots.mark_executing(pending.claimed.handle);
+        let id = Some(&pending.claimed.id);
         let response = match fault {
             Fault::Refused => Response::no_content(),
             Fault::Unavailable => Error::Unavailable("it fails on command".into()).into_response(id),
-            _ => catch_panic(id, || dispatch.app.answer(judged)).unwrap_or_else(|response| response),
+            _ => catch_panic(id, || dispatcher.app.answer(verdict)).unwrap_or_else(|response| response),
         };
         if let Fault::Slow(delay) = fault {
-            let left = job.claimed.deadline.saturating_duration_since(Instant::now());
+            let left = pending.claimed.deadline.saturating_duration_since(Instant::now());
             thread::sleep(delay.min(left));
             if delay >= left {
                 // Sends nothing, because the frontend answers 503 at the deadline.
                 return;
             }
         }
-        job.cut_after = match fault {
+        pending.cut_after_bytes = match fault {
             Fault::AnswerLost | Fault::Refused => Some(0),
             Fault::Cut(bytes) => Some(bytes),
             Fault::Unavailable | Fault::Slow(_) => None,
         };
-        dispatch.send(&mut job, response, MAX_MEMORY_WAIT);
+        dispatcher.send_answer(&mut pending, response, MAX_MEMORY_WAIT);
     });
 }
 
-/// Executes work on a thread of its own, so that no worker waits for it.
-fn on_own_thread(name: &str, work: impl FnOnce() + Send + 'static) {
+/// Starts a thread that calls `work`, so that no worker has to wait for it. Logs an error if no thread can be started.
+fn spawn_thread(name: &str, work: impl FnOnce() + Send + 'static) {
     if let Err(error) = thread::Builder::new().name(name.to_owned()).spawn(work) {
         log::error!("no thread for a {name} can be started: {error}");
     }

@@ -1,26 +1,24 @@
-//! The threads that answer requests. They receive requests from tiny_http, have them judged, and execute batches of
-//! commands. Each request gets one log line.
+//! The threads that answer requests: workers, and hashers, which hash passwords. Workers receive requests from
+//! tiny_http, judge them, and execute batches of their commands. Each request gets one log line.
 //!
-//! This is the only module that handles tickets; the functions that it calls get a [`Request`](crate::http::Request)
-//! and return a [`Response`](crate::http::Response).
+//! This is the only module that handles tickets, the messages by which the frontend hands over requests.
 //!
 //! Workers follow the pattern Leader/Followers. Each worker does one of three things:
-//! - It waits in tiny_http's queue, as two workers do. The worker that gets a ticket claims its requests, judges them,
-//!   queues their commands, and goes on to execute: so a lone request is handed over once, from the frontend to its
-//!   worker.
-//! - It executes a batch, as up to one worker for each session does. When the statement of the batch has ended, the
-//!   worker wakes another one for the next batch, if there is one, and writes the answers.
-//! - It waits on a condition. As there are two more workers than sessions, at least one worker waits so while a
-//!   session is free. If a retry or a stuck batch is due, its wait has a time limit; other waits have none, and so set
-//!   no timer.
+//! - It waits for a ticket in tiny_http's queue. Up to two workers do so. A worker that gets a ticket claims its
+//!   requests, judges them, queues their commands, and then executes a batch itself. So a lone request passes from one
+//!   thread to another only once: from the frontend to its worker.
+//! - It executes a batch. Up to one worker for each session does so. When the statement of the batch has ended, the
+//!   worker wakes another one if a next batch is ready, and then writes the answers.
+//! - It waits on a condition until another worker wakes it. Because there are two more workers than sessions, at least
+//!   one worker waits so while a session is free. Its wait has a time limit only if a retry is due or a batch may get
+//!   stuck, so usually it sets no timer.
 //!
-//! Before a worker begins to receive or to execute, it wakes another one if more is ready, if no worker receives, or
-//! if a wait needs a time limit. So no wake-up is lost, and a lone request causes none. While all sessions are in use,
-//! two workers are left to receive and refuse. Threads of their own hash passwords, because a hash occupies a core for
-//! some 20 ms.
+//! Before a worker begins to receive or to execute, it wakes another worker if a batch is ready, if no worker receives,
+//! or if a wait needs a time limit. So no wake-up is lost, and a lone request wakes no further worker. While all
+//! sessions are in use, two workers are left to receive requests. Passwords are hashed on threads of their own, because
+//! a hash occupies a core for some 20 ms.
 //!
-//! `catch_panic` ends a panic in the request, the batch or the answer that has caused the panic. The caller then gives
-//! back what the schedule counts for that request or batch.
+//! `catch_panic` catches a panic, so that only the request, batch or answer is lost that has caused it.
 #![expect(
     clippy::vec_box,
     reason = "a vector of many large tasks would be mapped and unmapped for each ticket"
@@ -31,7 +29,7 @@ mod requests;
 #[cfg(test)]
 mod tests;
 
-use super::MAX_LAST_WORK_TIME;
+use super::MIN_STOP_WAIT;
 use super::lanes::{Batch, Capacity, Lanes, QueuedCommand};
 use crate::app::App;
 use crate::db::Failure;
@@ -39,93 +37,96 @@ use crate::error::{BusyReason, Error};
 use crate::http::Response;
 use crate::operations::Outcome;
 use crate::{frontend::Slots, http::peer_network};
-pub use faults::{Fault, HarnessHandler, Intercept, Treatment};
+pub use faults::{ControlHandler, Fault, Intercept, Interception};
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use requests::{Job, MAX_MEMORY_WAIT, Task, catch_panic};
+use requests::{MAX_MEMORY_WAIT, PendingRequest, Task, catch_panic};
 use std::sync::{Arc, atomic::Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use std::{io, iter, mem};
 
-/// The stack of a thread, in bytes. Only the part that is used becomes memory: up to 48 KiB under load of every kind.
+/// The size of a thread's stack, in bytes. Only the pages that the thread has touched take memory: up to 48 KiB, as
+/// measured under load.
 const STACK_BYTES: usize = 512 << 10;
 
-/// The most workers that wait in tiny_http's queue: one for the next request, and one for the requests that come while
-/// that worker executes it.
+/// The most workers that receive requests. While one of them executes the requests of its ticket, the other one gets the
+/// next ticket.
 const MAX_RECEIVERS: usize = 2;
 
-/// The most clients whose next requests are to make one batch again: more clients make large batches in any case.
+/// The most clients in a batch for whose next requests the frontend waits a moment, so that they form one batch again.
+/// The requests of more clients form large batches without a wait.
 const MAX_COALESCED_CLIENTS: usize = 16;
 
-/// The time for which a stop sleeps before it looks again whether a thread has ended.
-const END_PAUSE: Duration = Duration::from_millis(1);
+/// The time for which a stop sleeps between two checks whether a thread has ended.
+const STOP_POLL_PAUSE: Duration = Duration::from_millis(1);
 
-/// A queued command, and the request that the command answers.
+/// A command that is queued or in flight, with the request that it belongs to.
 type QueuedTask = QueuedCommand<Box<Task>>;
 
-/// The threads that answer requests. Dropping this value stops them.
+/// The worker threads, and the threads that hash passwords. Dropping this value stops them.
 pub struct Workers {
-    dispatch: Arc<Dispatch>,
+    dispatcher: Arc<Dispatcher>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// The values that the threads share.
-struct Dispatch {
-    server: &'static tiny_http::Server,
+/// The part of the workers that all their threads share: it receives requests and executes batches.
+struct Dispatcher {
+    tiny_http: &'static tiny_http::Server,
     slots: Arc<Slots>,
     app: Arc<App>,
-    /// Chooses the requests that a test intercepts; `None` in a usual service.
+    /// The function that chooses the requests to intercept in a service for tests; `None` in any other service.
     intercept: Option<Intercept>,
     schedule: Mutex<Schedule>,
-    /// Condition on which a worker waits that neither receives nor executes.
-    idle: Condvar,
-    /// Condition on which a thread that hashes waits.
-    hasher: Condvar,
+    /// Wakes a worker that neither receives requests nor executes a batch.
+    worker_wakeup: Condvar,
+    /// Wakes a thread that waits for a password to hash.
+    hasher_wakeup: Condvar,
 }
 
-/// The queued commands, and the workers that wait for some.
+/// The queued commands, and the state of the workers that decides which of them has to wake.
 struct Schedule {
     lanes: Lanes<Box<Task>>,
-    /// The number of workers that wait in tiny_http's queue.
+    /// The number of workers that wait for a ticket, or judge the requests of one.
     receivers: usize,
-    /// The earliest time at which a waiting worker wakes by itself.
-    wakes_at: Option<Instant>,
-    stopping: bool,
+    /// The earliest time at which the wait of a worker ends without a wake-up; `None` if no wait has a time limit.
+    next_timeout: Option<Instant>,
+    is_stopping: bool,
 }
 
 impl Workers {
-    /// Starts the threads. Fails if the system allows no more threads, and ends the threads that it has started.
+    /// Starts the threads. If the system does not allow so many threads, ends the threads that were started, and fails.
     pub fn start(
-        server: &'static tiny_http::Server,
+        tiny_http: &'static tiny_http::Server,
         slots: Arc<Slots>,
         app: Arc<App>,
         capacity: Capacity,
         intercept: Option<Intercept>,
     ) -> io::Result<Workers> {
         let lanes = Lanes::new(capacity);
-        let schedule = Schedule { lanes, receivers: 0, wakes_at: None, stopping: false };
-        let (schedule, idle, hasher) = (Mutex::new(schedule), Condvar::new(), Condvar::new());
-        let dispatch = Arc::new(Dispatch { server, slots, app, intercept, schedule, idle, hasher });
-        let mut workers = Workers { dispatch, threads: Vec::new() };
-        // Starts two more workers than there are sessions: while a session is free, one can be woken.
+        let schedule = Schedule { lanes, receivers: 0, next_timeout: None, is_stopping: false };
+        let (schedule, worker_wakeup, hasher_wakeup) = (Mutex::new(schedule), Condvar::new(), Condvar::new());
+        let dispatcher =
+            Dispatcher { tiny_http, slots, app, intercept, schedule, worker_wakeup, hasher_wakeup };
+        let mut workers = Workers { dispatcher: Arc::new(dispatcher), threads: Vec::new() };
+        // Starts two more workers than there are sessions. So a worker waits to be woken as long as a session is free.
         for n in 0..capacity.hashers + capacity.sessions + MAX_RECEIVERS {
-            let hashes = n < capacity.hashers;
-            let name = if hashes { format!("hasher-{n}") } else { format!("worker-{n}") };
-            let dispatch = workers.dispatch.clone();
-            // Restarts the loop after a panic, which `catch_panic` has logged.
-            let work = move || while catch_panic(None, || dispatch.work(hashes)).is_err() {};
-            workers.threads.push(thread::Builder::new().name(name).stack_size(STACK_BYTES).spawn(work)?);
+            let is_hasher = n < capacity.hashers;
+            let name = if is_hasher { format!("hasher-{n}") } else { format!("worker-{n}") };
+            let dispatcher = workers.dispatcher.clone();
+            // Calls `run_thread` again after a panic, so that no panic ends the thread.
+            let run = move || while catch_panic(None, || dispatcher.run_thread(is_hasher)).is_err() {};
+            workers.threads.push(thread::Builder::new().name(name).stack_size(STACK_BYTES).spawn(run)?);
         }
         Ok(workers)
     }
 
-    /// Ends the threads once they have answered the queued commands. Waits for them up to `timeout`, and leaves
-    /// threads behind that are stuck for longer.
+    /// Ends the threads once they have answered the queued commands. Blocks up to `timeout`. Threads that take longer
+    /// are left running.
     pub fn stop(&mut self, timeout: Duration) {
         let deadline = Instant::now() + timeout;
-        self.dispatch.schedule.lock().stopping = true;
-        self.dispatch.wake_all();
-        (0..MAX_RECEIVERS).for_each(|_| self.dispatch.server.unblock());
+        self.dispatcher.schedule.lock().is_stopping = true;
+        self.dispatcher.wake_all();
+        (0..MAX_RECEIVERS).for_each(|_| self.dispatcher.tiny_http.unblock());
         for thread in self.threads.drain(..) {
             while !thread.is_finished() {
                 if Instant::now() >= deadline {
@@ -135,9 +136,9 @@ impl Workers {
                     );
                     return;
                 }
-                thread::sleep(END_PAUSE);
+                thread::sleep(STOP_POLL_PAUSE);
             }
-            // An error is ignored: a panic of the thread was logged where it was caught.
+            // Ignores an error, which is a panic of the thread: `catch_panic` has logged it.
             let _ = thread.join();
         }
     }
@@ -145,163 +146,167 @@ impl Workers {
 
 impl Drop for Workers {
     fn drop(&mut self) {
-        self.stop(MAX_LAST_WORK_TIME);
+        self.stop(MIN_STOP_WAIT);
     }
 }
 
-impl Dispatch {
-    /// Executes batches and receives requests, until a stop when no command is queued or in flight. With `hashes`, the
-    /// thread takes passwords to hash alone and receives no requests.
-    fn work(self: &Arc<Self>, hashes: bool) {
+impl Dispatcher {
+    /// Runs a thread of the workers: receives requests and executes batches. Returns after a stop has begun, once no
+    /// command is queued or in flight. `is_hasher`: the thread only hashes passwords.
+    fn run_thread(self: &Arc<Self>, is_hasher: bool) {
         let mut schedule = self.schedule.lock();
         loop {
             let now = Instant::now();
-            if let Some(batch) = schedule.lanes.take_batch(now, hashes) {
-                self.wake(&schedule, now);
+            if let Some(batch) = schedule.lanes.take_batch(now, is_hasher) {
+                self.wake_if_needed(&schedule, now);
                 drop(schedule);
-                schedule = self.execute(batch);
-            } else if schedule.stopping && schedule.lanes.is_idle() {
+                schedule = self.execute_batch(batch);
+            } else if schedule.is_stopping && schedule.lanes.is_idle() {
                 return self.wake_all();
-            } else if hashes {
-                let due = schedule.lanes.next_due(now, hashes);
-                wait_until(&self.hasher, &mut schedule, due);
-            } else if schedule.receivers < MAX_RECEIVERS && !schedule.stopping {
+            } else if is_hasher {
+                let ready_at = schedule.lanes.next_ready_time(now, is_hasher);
+                wait_until(&self.hasher_wakeup, &mut schedule, ready_at);
+            } else if schedule.receivers < MAX_RECEIVERS && !schedule.is_stopping {
                 schedule.receivers += 1;
-                self.wake(&schedule, now);
+                self.wake_if_needed(&schedule, now);
                 drop(schedule);
-                // Catches a panic, so that the count of receivers stays right.
-                let received = catch_panic(None, || self.receive());
+                // Catches a panic, so that this worker is not counted as a receiver for ever.
+                let tasks = catch_panic(None, || self.receive_requests());
                 schedule = self.schedule.lock();
                 schedule.receivers -= 1;
-                self.push(&mut schedule, received.unwrap_or_default());
+                self.queue_tasks(&mut schedule, tasks.unwrap_or_default());
             } else {
                 self.wait_for_work(&mut schedule, now);
             }
         }
     }
 
-    /// Waits for work. If a retry or a stuck batch is due before any waiting worker wakes by itself, this one wakes
-    /// then.
+    /// Waits until another worker wakes this one. If a retry is due, or a batch gets stuck, before the wait of any
+    /// other worker ends, the wait of this one ends at that time.
     fn wait_for_work(&self, schedule: &mut MutexGuard<'_, Schedule>, now: Instant) {
-        let due = schedule.lanes.next_due(now, false);
-        let due = due.filter(|due| schedule.wakes_at.is_none_or(|at| *due < at));
-        schedule.wakes_at = due.or(schedule.wakes_at);
-        wait_until(&self.idle, schedule, due);
-        if schedule.wakes_at == due {
-            schedule.wakes_at = None;
+        let timeout = schedule.lanes.next_ready_time(now, false);
+        let timeout = timeout.filter(|timeout| schedule.next_timeout.is_none_or(|next| *timeout < next));
+        schedule.next_timeout = timeout.or(schedule.next_timeout);
+        wait_until(&self.worker_wakeup, schedule, timeout);
+        if schedule.next_timeout == timeout {
+            schedule.next_timeout = None;
         }
     }
 
-    /// Wakes a worker, because this thread goes on to receive or to execute: if a batch is ready, if no worker
-    /// receives, or if no waiting worker wakes in time for what is due. Wakes a thread that hashes if a password
-    /// waits.
-    fn wake(&self, schedule: &Schedule, now: Instant) {
-        let due = schedule.lanes.next_due(now, false);
-        let is_missed = due.is_some_and(|due| schedule.wakes_at.is_none_or(|at| due < at));
-        if is_missed || schedule.receivers == 0 || schedule.lanes.find_ready(now, false).is_some() {
-            self.idle.notify_one();
+    /// Wakes another worker if one is needed while this thread receives or executes: if a batch is ready, if no worker
+    /// receives, or if a retry or a stuck batch is due before the wait of any worker ends. Also wakes a hasher if a
+    /// password waits to be hashed.
+    fn wake_if_needed(&self, schedule: &Schedule, now: Instant) {
+        let ready_at = schedule.lanes.next_ready_time(now, false);
+        let is_missed = ready_at.is_some_and(|at| schedule.next_timeout.is_none_or(|next| at < next));
+        if is_missed || schedule.receivers == 0 || schedule.lanes.find_ready_queue(now, false).is_some() {
+            self.worker_wakeup.notify_one();
         }
-        if schedule.lanes.find_ready(now, true).is_some() {
-            self.hasher.notify_one();
+        if schedule.lanes.find_ready_queue(now, true).is_some() {
+            self.hasher_wakeup.notify_one();
         }
     }
 
     fn wake_all(&self) {
-        self.idle.notify_all();
-        self.hasher.notify_all();
+        self.worker_wakeup.notify_all();
+        self.hasher_wakeup.notify_all();
     }
 
-    /// Queues commands. Refuses those for which too many passwords wait.
-    fn push(&self, schedule: &mut MutexGuard<'_, Schedule>, judged: Vec<Box<Task>>) {
+    /// Queues the commands of requests. If more passwords wait than can be hashed in time, answers 503 to some of these
+    /// requests.
+    fn queue_tasks(&self, schedule: &mut MutexGuard<'_, Schedule>, tasks: Vec<Box<Task>>) {
         let (mut refused, now) = (Vec::new(), Instant::now());
-        for task in judged {
-            let (step, peer) = (task.command.next_step(), task.job.claimed.request.peer.map(peer_network));
+        for task in tasks {
+            let (step, peer) =
+                (task.command.next_step(), task.pending.claimed.request.peer.map(peer_network));
             let too_many = schedule.lanes.push(task, step, peer, now);
             refused.extend(too_many.map(|task| (task, Err(Error::Busy(BusyReason::TooManyHashes)))));
         }
-        // Drops commands whose clients have given up. Such clients retry, which would let the queue grow without
-        // limit: each connection waits for one command.
+        // Drops commands whose clients do not wait for an answer any more. If such clients retried, their commands
+        // would let the queue grow without limit, although each connection waits for one command at most.
         if schedule.lanes.len() > 2 * self.slots.len() {
-            schedule.lanes.retain_awaited(|task| !self.slots.is_abandoned(task.job.claimed.handle));
+            schedule.lanes.retain_awaited(|task| !self.slots.is_abandoned(task.pending.claimed.handle));
         }
         if !refused.is_empty() {
             MutexGuard::unlocked(schedule, || self.answer_all(refused));
         }
     }
 
-    /// Executes a batch. Queues the commands again that are not done, and answers the other ones.
+    /// Executes a batch. Then answers the requests whose commands are done, and queues the other commands again.
     ///
-    /// A batch ends with its statement: its session and the rows of its changes are free before the answers are
-    /// written. A batch of lists ends with its answers, because their users take memory until then.
-    fn execute(&self, mut batch: Batch<Box<Task>>) -> MutexGuard<'_, Schedule> {
-        // Leaves out requests whose client was answered 503 or is gone, because such a client has given up, or
-        // retries.
-        let awaited = |item: &QueuedTask| self.slots.mark_executing(item.work.job.claimed.handle);
-        let (items, gone): (Vec<_>, Vec<_>) = mem::take(&mut batch.commands).into_iter().partition(awaited);
+    /// A batch ends when its statement has ended, so that its session and its rows are free while the answers are
+    /// written. A batch of lists ends after its answers are written, because the listed users take memory until then.
+    fn execute_batch(&self, mut batch: Batch<Box<Task>>) -> MutexGuard<'_, Schedule> {
+        // Leaves out commands whose client does not wait for the answer any more: it was answered 503 at its deadline,
+        // or it has closed its connection.
+        let is_live = |item: &QueuedTask| self.slots.mark_executing(item.task.pending.claimed.handle);
+        let (items, gone): (Vec<_>, Vec<_>) = mem::take(&mut batch.commands).into_iter().partition(is_live);
         let (items, outcomes) = self.execute_commands(items);
         let (mut answers, now) = (Vec::with_capacity(items.len()), Instant::now());
         let mut schedule = self.schedule.lock();
         gone.iter().for_each(|item| schedule.lanes.free_row(item));
-        if batch.users == 0 {
+        if batch.max_users == 0 {
             schedule.lanes.end_batch(&batch, now);
         }
         for (item, outcome) in items.into_iter().zip(outcomes) {
             let given_up = match outcome {
                 Outcome::Continued => {
-                    let step = item.work.command.next_step();
+                    let step = item.task.command.next_step();
                     let too_many = schedule.lanes.push_next(item, step);
                     too_many.map(|task| (task, Err(Error::Busy(BusyReason::TooManyHashes))))
                 }
                 Outcome::Retried => {
-                    let given_up = schedule.lanes.retry(item, now);
+                    let given_up = schedule.lanes.push_retry(item, now);
                     self.app.metrics.lock_retries.fetch_add(given_up.is_none().into(), Ordering::Relaxed);
                     given_up.map(|task| (task, Err(Failure::Contended.into_error())))
                 }
                 Outcome::Answered(answer) => {
                     schedule.lanes.free_row(&item);
-                    Some((item.work, answer))
+                    Some((item.task, answer))
                 }
             };
             answers.extend(given_up);
         }
-        self.wake(&schedule, now);
+        self.wake_if_needed(&schedule, now);
         drop(schedule);
-        // The clients of a slow batch gain nothing: it has waited for a lock, or for a database on another machine.
+        // Leaves out slow batches, which have waited for a lock or the network: a common batch would gain their clients
+        // little.
         if batch.is_short(now) && (2..=MAX_COALESCED_CLIENTS).contains(&answers.len()) {
             self.slots.expect_requests(answers.len());
         }
         self.answer_all(answers);
         let mut schedule = self.schedule.lock();
-        if batch.users > 0 {
+        if batch.max_users > 0 {
             schedule.lanes.end_batch(&batch, Instant::now());
         }
         schedule
     }
 
-    /// Executes commands of one lane. A panic is the answer 500 to each.
+    /// Executes commands of one lane. If that panics, the outcome of each command is the answer 500.
     fn execute_commands(&self, mut items: Vec<QueuedTask>) -> (Vec<QueuedTask>, Vec<Outcome>) {
         let count = items.len();
         if let Some(item) = items.first() {
             self.app.metrics.count_batch(item.queued_step.lane as usize, count);
         }
-        let only = items.first().filter(|_| count == 1).map(|item| item.work.job.claimed.id.clone());
+        let only = items.first().filter(|_| count == 1).map(|item| item.task.pending.claimed.id.clone());
         let commands = items.iter_mut().map(|item| {
-            let Task { command, job } = &mut *item.work;
-            (command, job.claimed.deadline)
+            let Task { command, pending } = &mut *item.task;
+            (command, pending.claimed.deadline)
         });
         let outcomes = catch_panic(only.as_ref(), || self.app.operations.execute(commands.collect()))
             .unwrap_or_else(|response| iter::repeat_n(response, count).map(Outcome::from).collect());
         (items, outcomes)
     }
 
-    /// Answers commands that are done or given up. The caller holds no lock.
+    /// Sends the answers to requests whose commands are done, or are not executed any more. The caller must hold no
+    /// lock, because logging may take time.
     fn answer_all(&self, answers: Vec<(Box<Task>, Result<Response, Error>)>) {
         for (mut task, answer) in answers {
-            let (id, job) = (task.job.claimed.id.clone(), &mut task.job);
-            // Lets a panic lose one request alone, which the frontend answers at its deadline.
+            let (id, pending) = (task.pending.claimed.id.clone(), &mut task.pending);
+            // Catches a panic, so that only one answer is lost. The frontend answers that request at its deadline.
             let _ = catch_panic(Some(&id), || match answer {
-                Ok(response) => self.send(job, response, MAX_MEMORY_WAIT),
-                Err(error) => self.refuse(job, error),
+                Ok(response) => self.send_answer(pending, response, MAX_MEMORY_WAIT),
+                Err(error) => self.refuse(pending, error),
             });
         }
     }

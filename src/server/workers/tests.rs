@@ -4,7 +4,7 @@
 use super::*;
 use crate::config::{Config, Limits};
 use crate::frontend::{Frontend, Listener, SharedResources};
-use crate::{http::Request, server::relay, testing::ScratchDatabase};
+use crate::{http::Request, server::ticket_stream, testing::ScratchDatabase};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
@@ -25,7 +25,7 @@ impl Service {
         let database = ScratchDatabase::create().expect("PostgreSQL is installed");
         let config = Config { db_pool_size: SESSIONS as u32, ..database.config() };
         let app = Arc::new(App::open(&config).unwrap());
-        let (http, private) = relay::start().unwrap();
+        let (http, private) = ticket_stream::start().unwrap();
         let listener = Listener::bind("127.0.0.1", 0).unwrap();
         listener.listen().unwrap();
         let address = listener.local_addr().unwrap();
@@ -36,7 +36,7 @@ impl Service {
         };
         let (frontend, slots) =
             Frontend::start(listener, Limits::default(), resources, private, || {}).unwrap();
-        let capacity = Capacity { sessions: SESSIONS, hashers: 1, cores: 2, retry_for: TIMEOUT };
+        let capacity = Capacity { sessions: SESSIONS, hashers: 1, cores: 2, max_retry_time: TIMEOUT };
         let workers = Workers::start(http, slots, app, capacity, intercept).unwrap();
         Service { address, workers, _frontend: frontend, database }
     }
@@ -53,16 +53,16 @@ impl Service {
     /// Waits until the schedule meets this condition.
     fn until(&self, what: &str, holds: impl Fn(&Schedule) -> bool) {
         let deadline = Instant::now() + TIMEOUT;
-        while !holds(&self.workers.dispatch.schedule.lock()) {
+        while !holds(&self.workers.dispatcher.schedule.lock()) {
             assert!(Instant::now() < deadline, "{what}");
-            thread::sleep(END_PAUSE);
+            thread::sleep(STOP_POLL_PAUSE);
         }
     }
 
     /// Waits until all workers wait for requests without a timer.
     fn is_at_rest(&self, what: &str) {
         self.until(what, |schedule| {
-            schedule.receivers == MAX_RECEIVERS && schedule.wakes_at.is_none() && schedule.lanes.is_idle()
+            schedule.receivers == MAX_RECEIVERS && schedule.next_timeout.is_none() && schedule.lanes.is_idle()
         });
     }
 }
@@ -97,7 +97,7 @@ fn what_is_due_belongs_to_a_worker_that_waits() {
     let changes: Vec<_> =
         (0..10).map(|n| service.send("PUT", "/users/1", &format!(r#"{{"name":"{n}"}}"#))).collect();
     for _ in 0..5 {
-        service.until("one wakes for the retry", |schedule| schedule.wakes_at.is_some());
+        service.until("one wakes for the retry", |schedule| schedule.next_timeout.is_some());
         assert_eq!(status(service.send("GET", "/users/1", "")), 200);
         service.until("both receive", |schedule| schedule.receivers == MAX_RECEIVERS);
     }
@@ -127,5 +127,5 @@ fn a_stop_answers_what_is_queued_and_leaves_no_thread() {
     assert!(clients.into_iter().all(|client| status(client) == 404));
     service.workers.stop(TIMEOUT);
     assert!(service.workers.threads.is_empty());
-    assert_eq!(Arc::strong_count(&service.workers.dispatch), 1, "all threads have ended");
+    assert_eq!(Arc::strong_count(&service.workers.dispatcher), 1, "all threads have ended");
 }

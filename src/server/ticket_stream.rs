@@ -1,8 +1,9 @@
-//! tiny_http, and the private stream over which the frontend is its only client.
+//! tiny_http, and the private stream over which the frontend sends it tickets. A ticket names the slots of connections
+//! whose requests are complete.
 //!
-//! tiny_http gives each connection a thread, waits for slow clients, and accepts malformed requests. So no client of
-//! the service reaches it: the frontend sends tickets over one stream, each with the numbers of the slots whose
-//! requests are complete. As tiny_http takes only a listener, the stream is the one connection to a listening socket.
+//! The clients of the service never connect to tiny_http, because it gives each connection a thread, waits for slow
+//! clients, and accepts malformed requests. tiny_http can only be started with a listening socket, so the stream is the
+//! only connection to such a socket.
 
 use nix::sys::socket::{AddressFamily, Backlog, Shutdown, SockFlag, SockType, UnixAddr, bind, connect};
 use nix::sys::socket::{getsockname, listen, shutdown, socket};
@@ -12,17 +13,17 @@ use std::os::{
     unix::net::{UnixListener, UnixStream},
 };
 
-/// Starts tiny_http, and connects the one stream that it will ever serve. Its threads end with that stream. The server
-/// is leaked, because its `Drop` panics if the listening socket has no path.
+/// Starts tiny_http, and connects the stream for tickets. The threads of tiny_http end when the stream is closed. The
+/// value of tiny_http is leaked, because its `Drop` panics if the path of the listening socket is not in a directory.
 pub fn start() -> io::Result<(&'static tiny_http::Server, UnixStream)> {
     let open = |flags| socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC | flags, None);
     let (listener, stream) = (open(SockFlag::empty())?, open(SockFlag::SOCK_NONBLOCK)?);
-    // Linux chooses an abstract name for the socket, which is in no directory.
+    // Lets Linux choose an abstract name for the socket: it needs no directory and leaves no file.
     bind(listener.as_raw_fd(), &UnixAddr::new_unnamed())?;
     listen(&listener, Backlog::new(0)?)?;
-    // Fails if another process has connected first, because the backlog has space for one connection.
+    // Fails if another process has connected before, because the backlog has space for one connection only.
     connect(stream.as_raw_fd(), &getsockname::<UnixAddr>(listener.as_raw_fd())?)?;
-    // Lets no further process connect; the connection above waits to be accepted.
+    // Lets no other process connect. The connection of the stream stays in the backlog until tiny_http accepts it.
     shutdown(listener.as_raw_fd(), Shutdown::Both)?;
     let http = tiny_http::Server::from_listener(UnixListener::from(listener), None);
     Ok((Box::leak(Box::new(http.map_err(io::Error::other)?)), UnixStream::from(stream)))

@@ -1,21 +1,22 @@
-//! Addresses and networks of trusted proxies.
+//! The setting `TRUSTED_PROXIES`: addresses and networks of proxies.
 
-use super::value::parse_list;
+use super::setters::parse_list;
 use ipnet::{IpNet, Ipv4Net};
 use std::{fmt, net::IpAddr, str::FromStr};
 
-/// Proxies whose `X-Forwarded-For` the service believes. Parsed from a list with commas or spaces between its entries,
-/// as in `127.0.0.1, 10.0.0.0/8, unix`, where `unix` stands for every peer on a Unix socket. Empty by default.
+/// Proxies whose `X-Forwarded-For` tells the client's address. Parsed from a list with commas or spaces between its
+/// entries, such as `127.0.0.1, 10.0.0.0/8, unix`. The entry `unix` stands for every proxy that connects to a Unix
+/// socket.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TrustedProxies(Vec<Option<IpNet>>);
 
 impl TrustedProxies {
-    /// Returns whether no proxy is trusted.
+    /// Returns true if no proxy is trusted.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Returns whether the peer is a trusted proxy. `None` is a peer on a Unix socket.
+    /// Returns true if a peer with this address is a trusted proxy. `None` stands for a peer on a Unix socket.
     pub fn contains(&self, peer: Option<IpAddr>) -> bool {
         self.0.iter().any(|entry| match (entry, &peer) {
             (Some(network), Some(peer)) => network.contains(peer),
@@ -32,7 +33,7 @@ impl fmt::Display for TrustedProxies {
 }
 
 impl FromStr for TrustedProxies {
-    /// A line that names the wrong entry.
+    /// The problem in one line, with the entry of the list that is wrong.
     type Err = String;
 
     fn from_str(text: &str) -> Result<TrustedProxies, String> {
@@ -44,8 +45,8 @@ impl FromStr for TrustedProxies {
     }
 }
 
-/// Parses a network or an address. Turns IPv4-mapped addresses (`::ffff:10.0.0.1`) into IPv4, as the addresses of peers
-/// are.
+/// Parses a network or an address; `None` if the text is neither. Turns an IPv4-mapped address (`::ffff:10.0.0.1`) into
+/// IPv4, because the addresses of peers are compared in this form.
 fn parse_network(entry: &str) -> Option<IpNet> {
     let network = entry.parse().or_else(|_| entry.parse::<IpAddr>().map(IpNet::from)).ok()?;
     match network.addr() {

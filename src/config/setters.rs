@@ -1,48 +1,49 @@
-//! A function for each kind of setting. If a text is given, the function parses the text into a field. If the text is
-//! `None`, the function checks the value that the field has. In both cases it returns the field's value as text. An
-//! error is printed behind the variable's name, and never has the text of a secret.
+//! A function for each kind of setting. If the text of the setting is given, the function parses it into a field. If
+//! the text is `None`, the function checks the value that the field has. In both cases it returns the field's value as
+//! text. Its error is a line that is printed behind the variable's name, and never contains a secret.
 
 use crate::error::ConfigError;
 use crate::secret::{Secret, without_line_end};
 use std::{fmt::Display, ops::RangeInclusive, path::PathBuf, str::FromStr, time::Duration};
 
-/// The value of a setting as text: empty for no value, `***` for a secret. `None` if the configuration has no such
-/// field, as for the database's host beside a connection string. The error says what is wrong with the value.
+/// The value of a setting as text: empty for no value, `***` for a secret. `None` if the setting has no effect, such as
+/// the database's host beside a connection string. The error says what is wrong with the value.
 pub(super) type ShownValue = Result<Option<String>, String>;
 
-/// Parses `text`, if there is one, into a field by `read`. Returns the value of the field as text by `show`.
+/// Sets a field to the value that `parse` makes of `text`, if there is a text. Returns the text that `show` makes of
+/// the field's value.
 pub(super) fn set_and_show<T>(
     field: &mut T,
     text: Option<&str>,
-    read: impl Fn(&str) -> Result<T, String>,
+    parse: impl Fn(&str) -> Result<T, String>,
     show: impl Fn(&T) -> String,
 ) -> ShownValue {
     if let Some(text) = text {
-        *field = read(text)?;
+        *field = parse(text)?;
     }
     Ok(Some(show(field)))
 }
 
 /// Parses a whole number into a field, or checks the field if there is no text. The number must be within the bounds.
-pub(super) fn whole_number<T>(field: &mut T, text: Option<&str>, bounds: RangeInclusive<T>) -> ShownValue
+pub(super) fn set_whole_number<T>(field: &mut T, text: Option<&str>, bounds: RangeInclusive<T>) -> ShownValue
 where
     T: FromStr + PartialOrd + Display + Copy,
 {
-    number(field, text, "a whole number", bounds)
+    set_number(field, text, "a whole number", bounds)
 }
 
-/// Parses a number of seconds into a field, or checks the field if there is no text. The number is from `min` to a day,
-/// so that no deadline overflows, and may have a fraction.
-pub(super) fn seconds(field: &mut Duration, text: Option<&str>, min: f64) -> ShownValue {
+/// Parses a number of seconds, which may have a fraction, into a field, or checks the field if there is no text. The
+/// number must be at least `min`, and at most a day, so that no deadline overflows.
+pub(super) fn set_seconds(field: &mut Duration, text: Option<&str>, min: f64) -> ShownValue {
     let mut time = field.as_secs_f64();
-    let shown = number(&mut time, text, "a number of seconds", min..=86_400.0)?;
+    let shown = set_number(&mut time, text, "a number of seconds", min..=86_400.0)?;
     *field = Duration::from_secs_f64(time);
     Ok(shown)
 }
 
-/// Parses a number into a field, or checks the field if there is no text. The number must be within the bounds. The
-/// text may have digits and a dot alone: no sign, no exponent, no space.
-fn number<T>(field: &mut T, text: Option<&str>, kind: &str, bounds: RangeInclusive<T>) -> ShownValue
+/// Parses a number into a field, or checks the field if there is no text. The number must be within the bounds. Its
+/// text may only have digits and a dot: no sign, no exponent, no space. `kind` names the kind of number in an error.
+fn set_number<T>(field: &mut T, text: Option<&str>, kind: &str, bounds: RangeInclusive<T>) -> ShownValue
 where
     T: FromStr + PartialOrd + Display + Copy,
 {
@@ -55,56 +56,56 @@ where
     Ok(Some(field.to_string()))
 }
 
-/// Parses `text`, if there is one, into a field. The text must be one of these words.
-pub(super) fn word<T: FromStr + Display>(field: &mut T, text: Option<&str>, words: &[&str]) -> ShownValue {
-    let read = |text: &str| {
-        let known = words.iter().find(|word| **word == text).and_then(|word| word.parse().ok());
-        known.ok_or_else(|| format!("must be one of {}, not {text:?}", words.join(", ")))
+/// Parses `text`, if there is one, into a field. The text must be one of the words in `list`.
+pub(super) fn set_word<T: FromStr + Display>(field: &mut T, text: Option<&str>, list: &[&str]) -> ShownValue {
+    let parse = |text: &str| {
+        let known = list.iter().find(|word| **word == text).and_then(|word| word.parse().ok());
+        known.ok_or_else(|| format!("must be one of {}, not {text:?}", list.join(", ")))
     };
-    set_and_show(field, text, read, T::to_string)
+    set_and_show(field, text, parse, T::to_string)
 }
 
-/// Sets a switch by `text`, if there is one. Only the text in `on` turns the switch on, and any other text turns it
-/// off.
-pub(super) fn switch(field: &mut bool, text: Option<&str>, on: &str) -> ShownValue {
+/// Turns a switch on if `text` is the text in `on`, and off if `text` is any other text. Without a text, the switch
+/// stays.
+pub(super) fn set_switch(field: &mut bool, text: Option<&str>, on: &str) -> ShownValue {
     set_and_show(field, text, |text| Ok(text == on), bool::to_string)
 }
 
-/// Puts `text`, if there is one, into a field. Cuts a line end off, which a file of a secret has.
-pub(super) fn string(field: &mut String, text: Option<&str>) -> ShownValue {
+/// Sets a field to `text`, if there is one. Removes a line end, because the text of a file ends with one.
+pub(super) fn set_string(field: &mut String, text: Option<&str>) -> ShownValue {
     set_and_show(field, text, |text| Ok(without_line_end(text).to_owned()), String::clone)
 }
 
-/// Puts a host, or the path of a socket, into a field. Refuses a connection string, because `userd config` prints the
-/// value and the string may have a password.
-pub(super) fn host(field: &mut String, text: Option<&str>) -> ShownValue {
+/// Sets a field to `text`, if there is one: a host, or the path of a socket. Refuses a connection string, because
+/// `userd config` prints the field and a connection string may have a password.
+pub(super) fn set_host(field: &mut String, text: Option<&str>) -> ShownValue {
     match text {
         Some(text) if text.starts_with(['"', '\'']) => Err("must not have quotes around it".to_owned()),
         Some(text) if text.contains(['@', '=']) && !text.starts_with('/') && !text.starts_with("unix:") => {
             Err("is not a host: a connection string goes into DATABASE_URL".to_owned())
         }
-        _ => string(field, text),
+        _ => set_string(field, text),
     }
 }
 
-/// Puts the path of a file or a directory into a field, if there is a text.
-pub(super) fn path(field: &mut Option<PathBuf>, text: Option<&str>) -> ShownValue {
+/// Sets a field to `text`, if there is one: the path of a file or a directory.
+pub(super) fn set_path(field: &mut Option<PathBuf>, text: Option<&str>) -> ShownValue {
     let show = |path: &Option<PathBuf>| path.clone().unwrap_or_default().display().to_string();
     set_and_show(field, text, |text| Ok(Some(text.into())), show)
 }
 
-/// Puts a secret, if there is one, into a field. The result does not show the secret.
-pub(super) fn secret<T: From<Secret>>(field: &mut T, text: Option<&str>) -> ShownValue {
+/// Sets a field to `text`, if there is one: a secret. The result does not show the secret.
+pub(super) fn set_secret<T: From<Secret>>(field: &mut T, text: Option<&str>) -> ShownValue {
     let Some(text) = text else { return Ok(Some(String::new())) };
     *field = Secret::from(without_line_end(text)).into();
     Ok(Some("***".to_owned()))
 }
 
-/// Puts secret tokens, if there are any, into a field. The text has printable ASCII, with white space between two
-/// tokens.
-pub(super) fn tokens(field: &mut Option<Secret>, text: Option<&str>) -> ShownValue {
+/// Sets a field to `text`, if there is one: tokens in printable ASCII, separated by white space.
+pub(super) fn set_tokens(field: &mut Option<Secret>, text: Option<&str>) -> ShownValue {
     let is_quoted = |text: &str| ['"', '\''].iter().any(|q| text.starts_with(*q) && text.ends_with(*q));
-    // Refuses the word `Bearer`, which would be a token that every client can guess.
+    // Refuses the word `Bearer`: a setting that was copied from a header field, `Bearer <token>`, would make the word
+    // itself a second token.
     let is_token = |token: &str| {
         token.bytes().all(|byte| byte.is_ascii_graphic()) && !token.eq_ignore_ascii_case("bearer")
     };
@@ -113,7 +114,7 @@ pub(super) fn tokens(field: &mut Option<Secret>, text: Option<&str>) -> ShownVal
     if text.map(str::trim).is_some_and(is_wrong) {
         return Err("must be printable ASCII, without quotes around it or Bearer before it".to_owned());
     }
-    secret(field, text)
+    set_secret(field, text)
 }
 
 /// Parses a list with commas or white space between its entries.
@@ -122,8 +123,8 @@ pub(super) fn parse_list<T>(text: &str, parse: impl Fn(&str) -> Result<T, String
     entries.filter(|entry| !entry.is_empty()).map(parse).collect()
 }
 
-/// Parses a list into a field, or checks the field if there is no text. `parse` checks each entry.
-pub(super) fn entries<T: AsRef<str>>(
+/// Parses a list into a field, or checks the field if there is no text. `parse` parses each entry, or refuses it.
+pub(super) fn set_list<T: AsRef<str>>(
     field: &mut Vec<T>,
     text: Option<&str>,
     parse: impl Fn(&str) -> Result<T, String>,
@@ -134,7 +135,7 @@ pub(super) fn entries<T: AsRef<str>>(
     Ok(Some(shown(field)))
 }
 
-/// Parses the name of a host, or `*` for any name.
+/// Parses a host name, or `*` for any name.
 pub(super) fn parse_host_name(entry: &str) -> Result<String, String> {
     if entry == "*" || is_host_name(entry) {
         return Ok(entry.to_owned());
@@ -145,8 +146,8 @@ pub(super) fn parse_host_name(entry: &str) -> Result<String, String> {
     ))
 }
 
-/// Returns whether a text is the name of a host: labels of letters, digits, `_` and inner hyphens. A final dot is
-/// allowed.
+/// Returns true if a text is a host name: labels of letters, digits, `_` and inner hyphens, separated by dots. A final
+/// dot is allowed.
 pub(super) fn is_host_name(name: &str) -> bool {
     name.strip_suffix('.').unwrap_or(name).split('.').all(|label| {
         (1..=63).contains(&label.len())
@@ -156,6 +157,6 @@ pub(super) fn is_host_name(name: &str) -> bool {
     })
 }
 
-pub(super) fn invalid(variable: &'static str, problem: impl Into<String>) -> ConfigError {
+pub(super) fn refuse(variable: &'static str, problem: impl Into<String>) -> ConfigError {
     ConfigError { variable, problem: problem.into() }
 }
