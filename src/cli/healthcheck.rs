@@ -7,7 +7,7 @@ use crate::{Config, server};
 use std::io::{self, Read, Write};
 use std::{net::TcpStream, os::unix::net::UnixStream, thread, time::Duration};
 
-/// An answer counts only if the server has probed the database within this time. A request for `/readyz` makes the
+/// The most seconds since the last probe of the database for an answer to count. A request for `/readyz` makes the
 /// server probe the database anew if its last probe is old.
 const MAX_PROBE_AGE_SECONDS: u64 = 5;
 

@@ -47,8 +47,8 @@ static IS_JOURNAL_TEXT: LazyLock<bool> = LazyLock::new(|| {
     fstat(io::stderr()).is_ok_and(|found| stream == Some(format!("{}:{}", found.st_dev, found.st_ino).into()))
 });
 
-/// Names of the values that a log record may have beside its message. The message repeats the values of the first five
-/// names.
+/// Names of the values that a log record may have beside its message. The first five values are part of the message,
+/// too.
 const VALUE_NAMES: [&str; 8] =
     ["method", "path", "status", "duration_ms", "bytes", "token", "client", "request_id"];
 
@@ -177,7 +177,7 @@ fn values_named<'r>(record: &'r Record, names: &'r [&str]) -> impl Iterator<Item
     })
 }
 
-/// Formats a log record as text: its message, and the values that the message does not repeat.
+/// Formats a log record as text: its message, and the values that are not part of the message.
 fn to_text(record: &Record) -> String {
     let mut line = String::with_capacity(USUAL_LINE_BYTES);
     let mut add = |text: fmt::Arguments| line.write_fmt(text).expect("a String takes all");

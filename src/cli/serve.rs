@@ -1,5 +1,5 @@
-//! Runs the service from its start to the end of the process. Binds the address before it starts a database, so that it
-//! fails at once if the port is taken.
+//! Runs the service from its start to the end of the process. Binds the address before it starts a database, so that a
+//! taken port is reported immediately.
 
 use super::{Failure, arguments::Args, commands, embedded, environment, log::log_to_stderr, signals};
 use crate::{BoundServer, server};

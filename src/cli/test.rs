@@ -24,8 +24,8 @@ use std::{fs, path::Path, thread};
 /// Exit code of a failure of `userd test` itself, not of COMMAND.
 const OWN_FAILURE_CODE: u8 = 125;
 
-/// Environment variables of COMMAND, each with the member that has its URL in the answer to a control (a request that
-/// steers a test's service).
+/// Environment variables of COMMAND, each with the name of its URL. These names are also members of the answer to a
+/// control (a request that steers a test's service).
 const COMMAND_VARIABLES: [(&str, &str); 3] =
     [("USERD_URL", "url"), ("USERD_CONTROL", "control"), ("USERD_DATABASE_URL", "databaseUrl")];
 

@@ -98,7 +98,8 @@ impl Drop for ScratchDatabase {
         };
         outside_of_runtimes(|| {
             let mut session = CLUSTER_SESSION.lock();
-            // Leaves the database to another process if the session that created it has ended.
+            // Drops nothing if the session that created the database has ended: another process drops the database
+            // then.
             let Some(session) = session.as_mut().filter(|own| self.name.contains(&own.id)) else { return };
             let client = &mut session.cluster.session;
             let drop = format!("drop database if exists {} with (force)", self.name);
