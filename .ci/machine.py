@@ -123,7 +123,7 @@ def make_system():
     debs.mkdir(parents=True)
     release = next(line for line in Path("/etc/os-release").read_text().splitlines() if line.startswith("VERSION_CODENAME="))
     sources = [path for path in ("/etc/apt/sources.list", "/etc/apt/sources.list.d/debian.sources") if os.path.exists(path)]
-    download = f"""chroot "$1" sh -c 'apt-get clean; apt-get install -y -qq --download-only -o APT::Install-Recommends=true postgresql'
+    download = f"""chroot "$1" sh -c 'apt-get clean; apt-get install -y -qq --download-only -o APT::Install-Recommends=true postgresql nginx'
         cp "$1"/var/cache/apt/archives/*.deb {debs}"""
     programs = "systemd-sysv,linux-image-cloud-amd64,udev,dbus,iproute2,procps,sudo,curl,adduser,libgcc-s1,ca-certificates"
     quietly("mmdebstrap", "--quiet", "--variant=apt", "--dpkgopt=force-unsafe-io", f"--include={programs}",
@@ -146,7 +146,7 @@ def make_system():
     quietly(*inside, "apt-get", "update", "-qq")
     # The emulation would take minutes to unpack the libraries.
     names = {deb.name.split("_")[0] for deb in debs.iterdir()}
-    quietly(*inside, *install, *(name for name in names if not name.startswith("postgresql")))
+    quietly(*inside, *install, *(name for name in names if not name.startswith(("postgresql", "nginx"))))
     image(tree, "system.img")
     (tree / "etc/postgresql-common").mkdir(exist_ok=True)
     (tree / "etc/postgresql-common/createcluster.conf").write_text("create_main_cluster = false\n")
