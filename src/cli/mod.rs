@@ -107,7 +107,10 @@ impl From<StartError> for Failure {
     }
 }
 
-/// Prints a text on standard output. Fails, without a message, if standard output is closed.
+/// Prints a text on standard output. Fails, without a message if the reader has closed standard output, as `head` does.
 fn print(text: impl AsRef<[u8]>) -> Result<(), Failure> {
-    io::stdout().write_all(text.as_ref()).map_err(|_| Failure { exit_code: 1, message: String::new() })
+    io::stdout().write_all(text.as_ref()).map_err(|error| match error.kind() {
+        io::ErrorKind::BrokenPipe => Failure { exit_code: 1, message: String::new() },
+        _ => Failure::runtime(format!("cannot write to standard output: {error}")),
+    })
 }

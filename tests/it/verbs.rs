@@ -54,6 +54,16 @@ impl Place {
     }
 }
 
+#[test]
+fn a_full_standard_output() {
+    let line = "userd: cannot write to standard output: No space left on device (os error 28)\n";
+    for verb in [&["--help"][..], &["--version"], &["man"], &["completion", "bash"], &["config"]] {
+        let script = r#"exec "$0" "$@" >/dev/full"#;
+        let (code, _, stderr) = Process::under(&["/bin/sh", "-c", script, USERD], verb, &[]).ended();
+        assert_eq!((code, &*stderr), (1, line), "{verb:?}");
+    }
+}
+
 /// Each verb starts the server for itself, and leaves none behind.
 #[test]
 fn on_a_cluster_that_does_not_run() {
