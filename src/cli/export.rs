@@ -17,6 +17,9 @@ pub fn export_options(args: &Args) -> ExportOptions {
 /// Writes all users of the database to a file or to standard output. Blocks until all users are written.
 pub fn export(args: &Args) -> Result<(), Failure> {
     let options = export_options(args);
+    if options.for_spreadsheets && args.format() == Some(Format::Ndjson) {
+        return Err(Failure::usage("--for-spreadsheets: a spreadsheet takes CSV, not --format ndjson"));
+    }
     let mut output = Output::open(args.operand_file(), options.with_password_hashes)?;
     let (config, cluster) = embedded::open_database(args, false)?;
     let mut export = || transfer::export(&config, options, &mut output.file);

@@ -18,7 +18,7 @@ impl Output {
     /// Opens `file`, or standard output if `file` is `None`. If `secret` is true, only the owner may read the new file.
     pub fn open(file: Option<&Path>, secret: bool) -> Result<Output, Failure> {
         let as_it_is = |file: File| Output { file, unfinished_file: None };
-        let opened = check_symlink_owner(file).and_then(|()| match file {
+        let opened = check_symlink(file).and_then(|()| match file {
             None => nix::unistd::dup(io::stdout()).map(File::from).map(as_it_is).map_err(io::Error::from),
             Some(file) if fs::metadata(file).is_ok_and(|found| !found.is_file()) => {
                 OpenOptions::new().write(true).open(file).map(as_it_is)
@@ -54,11 +54,15 @@ impl Output {
 }
 
 /// Fails if `file` is a symbolic link of another user, because that user could make an export of root replace any file.
-fn check_symlink_owner(file: Option<&Path>) -> io::Result<()> {
+/// Fails if `file` links to a file that does not exist, because the export would replace the link.
+fn check_symlink(file: Option<&Path>) -> io::Result<()> {
     let trusted = [0, nix::unistd::Uid::effective().as_raw()];
     match file.map(fs::symlink_metadata) {
         Some(Ok(found)) if found.is_symlink() && !trusted.contains(&found.uid()) => {
             Err(io::Error::other(format!("it is a link of user {}", found.uid())))
+        }
+        Some(Ok(found)) if found.is_symlink() && file.is_some_and(|file| !file.exists()) => {
+            Err(io::Error::other("it is a link to a file that does not exist"))
         }
         _ => Ok(()),
     }

@@ -68,8 +68,10 @@ pub fn reset_signals() {
 }
 
 /// Starts a thread that calls `each` with the number of every SIGTERM, SIGINT and SIGHUP. Leaves SIGHUP alone if the
-/// process already ignores it, as under `nohup`.
+/// process already ignores it, as under `nohup`. Ignores SIGXFSZ, so that a write beyond `ulimit -f` fails and does not
+/// end the process.
 pub fn handle_signals(each: impl FnMut(i32) + Send + 'static) -> Result<(), Failure> {
+    ignore_signals([Signal::SIGXFSZ]).for_each(drop);
     let signals = [SIGTERM, SIGINT].into_iter().chain(ignore_signals([Signal::SIGHUP]));
     let mut signals = Signals::new(signals).map_err(Failure::runtime)?;
     spawn_thread("signals", move || signals.forever().for_each(each))

@@ -192,11 +192,41 @@ fn what_is_no_file_is_written_to_as_it_is() {
     assert_eq!(process.wait(LONG), 0);
     assert_eq!(lines.lines().count(), 3);
     assert_eq!(names(dir.path()), ["pipe"]);
-    for file in ["/dev/full", "/nowhere/at/all", "/"] {
+    let link = dir.path().join("link");
+    symlink("nowhere", &link).unwrap();
+    for file in ["/dev/full", "/nowhere/at/all", "/", link.to_str().unwrap()] {
         let mut process = export(&database, &[file]);
         assert_eq!(process.wait(LONG), 1, "{file}");
         assert_eq!(process.stderr().lines().count(), 1, "{}", process.stderr());
     }
+    assert_eq!(fs::read_link(link).unwrap().to_str(), Some("nowhere"));
+}
+
+#[test]
+fn a_spreadsheet_takes_csv_alone() {
+    let (code, stdout, stderr) =
+        Process::start(&["export", "--for-spreadsheets", "--format=ndjson"], &[]).ended();
+    assert_eq!((code, &*stdout), (2, ""));
+    assert!(stderr.contains("a spreadsheet takes CSV"), "{stderr}");
+}
+
+#[test]
+fn a_file_that_may_not_be_so_large() {
+    let database = Database::create();
+    many(&database, 1000);
+    let dir = TempDir::new();
+    let file = dir.path().join("users.csv");
+    let script = r#"ulimit -f 8; exec "$0" "$@""#;
+    let mut process = Process::under(
+        &["/bin/sh", "-c", script, USERD],
+        &["export", file.to_str().unwrap()],
+        &[("DATABASE_URL", &database.url())],
+    );
+    assert_eq!(
+        process.ended(),
+        (1, String::new(), "userd: cannot write: File too large (os error 27)\n".to_owned())
+    );
+    assert_eq!(names(dir.path()), [""; 0]);
 }
 
 #[test]
