@@ -16,11 +16,13 @@ pub fn read(file: &Path) -> Result<Variables, String> {
 }
 
 /// Parses the lines of a file. The error is the number of the first line that is not `NAME=value`. Skips blank lines,
-/// and lines that begin with `#` or `;`.
+/// and lines that begin with `#` or `;`. Refuses such a line if it ends with a backslash, because systemd before version
+/// 254 takes the next line for a part of the comment.
 fn parse(text: &str) -> Result<Variables, usize> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let lines = (1..).zip(text.lines().map(str::trim_ascii));
-    let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with(['#', ';']));
+    let is_comment = |line: &str| line.starts_with(['#', ';']) && !line.ends_with('\\');
+    let lines = lines.filter(|(_, line)| !line.is_empty() && !is_comment(line));
     lines.map(|(number, line)| parse_assignment(line).ok_or(number)).collect()
 }
 
@@ -60,6 +62,9 @@ mod tests {
             ("A=b\r\n", r#"Ok({"A": "b"})"#),
             ("A='b '  \nC= d  e  ", r#"Ok({"A": "b ", "C": "d  e"})"#),
             ("\u{feff}A=b\r\nC=d\r\n", r#"Ok({"A": "b", "C": "d"})"#),
+            ("# a\\ b\nA=b", r#"Ok({"A": "b"})"#),
+            ("# A=b \\\nC=d", "Err(1)"),
+            ("A=b\n;\\\r\nC=d", "Err(2)"),
             ("secret", "Err(1)"),
             ("A=b\nexport C=d", "Err(2)"),
             ("=b", "Err(1)"),
