@@ -179,8 +179,9 @@ pub(super) fn try_service(
     migrations: &Migrations,
     changes: Changes,
 ) -> Result<Vec<Finding>, Error> {
-    // Checks deferred constraints after each statement, because the commit, which would check them, never comes.
-    const SET_UP: &str = "set local application_name = 'userd check'; \
+    // Checks deferred constraints after each statement, because the commit, which would check them, never comes. Reads
+    // null in the text of an array as null, whatever the role's setting is, because a service sends no such text.
+    const SET_UP: &str = "set local application_name = 'userd check'; set local array_nulls = on; \
         set local idle_in_transaction_session_timeout = '5s'; set constraints all immediate";
     const READ_KEY_AND_SCHEMA: &str = "select gen_random_uuid()::text, quote_ident(current_schema()::text), \
         current_setting('transaction_read_only') = 'on'";

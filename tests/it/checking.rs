@@ -244,6 +244,16 @@ fn roles_that_may_use_functions_are_told() {
     drop_roles(&database, &name);
 }
 
+/// A check passes although the role takes null in the text of an array for a word, as no request sends such a text.
+#[test]
+fn a_role_without_nulls_in_the_text_of_arrays() {
+    let (database, name, url) = database_with_roles();
+    database.run(&format!("alter role {name}_app set array_nulls = off"));
+    let (code, lines) = check(&url("app"), &[]);
+    assert_eq!((code, problems(&lines)), (0, vec![]));
+    drop_roles(&database, &name);
+}
+
 /// A check begins its trial again after a deadlock, a cancelled statement, a lock or a serialization failure.
 #[test]
 fn a_check_tries_again() {
