@@ -109,13 +109,14 @@ impl Interceptor {
     }
 }
 
-/// Returns whether `wanted` is the target of a request, or its path.
+/// Returns whether `wanted` is the target of a request, or its path, however the client has percent-encoded it.
 fn matches_target(wanted: &str, target: &str) -> bool {
-    wanted == target || target.split('?').next() == Some(wanted)
+    let is_wanted = |text: &str| percent_decode_str(text).eq(percent_decode_str(wanted));
+    is_wanted(target) || target.split('?').next().is_some_and(is_wanted)
 }
 
 /// Refuses a method and a target whose requests never reach the journal, so that a test with a misspelt path fails
-/// immediately: the service has no such route, or the frontend answers it by itself.
+/// immediately: the service has no such route, the frontend answers it by itself, or `:id` stands for an id.
 fn check_route(method: Option<&str>, target: Option<&str>) -> Result<(), Refusal> {
     let path = target.map(|target| target.split('?').next().unwrap_or_default());
     let route = |method: &str, path| app::find_route(method.into(), path, true);
@@ -124,10 +125,11 @@ fn check_route(method: Option<&str>, target: Option<&str>) -> Result<(), Refusal
         (None, Some(path)) => route("GET", path).route_label != "other",
         (method, None) => method.is_none_or(|method| Method::from(method) != Method::Other),
     };
-    if is_served && !path.is_some_and(app::is_health_path) {
+    let is_template = |path: &str| path.contains(['{', ':']);
+    if is_served && !path.is_some_and(|path| app::is_health_path(path) || is_template(path)) {
         return Ok(());
     }
-    Err(Refusal::new(400, "no such request is watched: the service has no route with this method and path"))
+    Err(Refusal::new(400, "the service has no route with this method and path; an id is a number: /users/1"))
 }
 
 /// Returns whether a header field, a parameter or a member of this name has a secret value. The name may be

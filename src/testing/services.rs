@@ -252,7 +252,9 @@ fn find_requests(interceptor: &Interceptor, request: &Request) -> Result<Value, 
             "path" => &mut path,
             _ => return Err(Refusal::new(400, "requests are chosen by `method` and `path`")),
         };
-        *field = Some(percent_decode_str(value).decode_utf8_lossy());
+        if field.replace(percent_decode_str(value).decode_utf8_lossy()).is_some() {
+            return Err(Refusal::new(400, format!("`{name}` is there twice")));
+        }
     }
     interceptor.find_requests(method.as_deref(), path.as_deref())
 }

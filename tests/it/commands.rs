@@ -465,11 +465,19 @@ fn controls_of_the_command() {
         ("?path=/users%3Fpage%3D1", vec!["/users?page=1"]),
         ("?method=POST", vec![]),
         ("?method=DELETE&path=/users/7", vec![]),
+        ("?path=/users/%2537", vec!["/users/7"; 3]),
     ] {
         let journal = userd.control(&format!("GET /requests{query}"), "").json();
         let requests = journal["requests"].as_array().unwrap().iter();
         let found: Vec<&str> = requests.map(|request| request["target"].as_str().unwrap()).collect();
         assert_eq!((found, &journal["gone"]), (targets, &json!(0)), "{query}");
+    }
+    // Clients encode an address in different ways.
+    does("POST /faults", r#"{"fault":"503","method":"GET","path":"/users?email=ada@example.com"}"#);
+    assert_eq!(client.get("/users?email=ada%40example.com").status, 503);
+    for address in ["ada@example.com", "ada%40example.com", "ada%2540example.com"] {
+        let journal = userd.control(&format!("GET /requests?path=/users?email={address}"), "").json();
+        assert_eq!(journal["requests"][0]["target"], "/users?email=ada%40example.com", "{address}");
     }
 }
 
@@ -511,6 +519,10 @@ fn controls_that_cannot_be() {
         (400, plain("GET /requests?path=/livez")),
         (400, plain("GET /requests?mehtod=POST")),
         (400, plain("GET /requests?path=%")),
+        (400, plain("GET /requests?path=/users/:id")),
+        (400, plain("GET /requests?path=/users/%7Bid%7D")),
+        (400, plain("GET /requests?method=GET&method=POST")),
+        (400, of("503", "GET", "/users/:id")),
         (400, of("nothing", "POST", "/users")),
         (400, of("answer-lost", "GET", "/livez")),
         (400, of("answer-lost", "GTE", "/users")),
