@@ -108,7 +108,7 @@ impl Rules<'_> {
         let is_missing = |field: &&str| self.options.requires(field) && !self.has_field(&object, field);
         match self.field_paths.keys().copied().find(is_missing) {
             Some(field) => Err(format!(
-                "has {} columns, and none is {}; is it the header? --map {field}=COLUMN names the column",
+                "has {} columns, and none is {}; is it the header? `userd import --map {field}=COLUMN` names the column",
                 columns.len(),
                 self.field_paths[field].join("+")
             )),
@@ -145,7 +145,7 @@ impl Rules<'_> {
         let left_out: Vec<&String> = object.keys().filter(|name| !self.uses_member(name)).collect();
         if !left_out.is_empty() && !self.options.ignore_unknown && self.options.mapping.is_none() {
             return Err(format!(
-                "has unknown fields {:?}; --ignore-unknown leaves them out, --map says which of them is which field",
+                "has unknown fields {:?}; `userd import --ignore-unknown` leaves them out, and --map says which of them is which field",
                 &left_out[..left_out.len().min(10)]
             ));
         }

@@ -91,7 +91,7 @@ BOM NAME ,NBSPEmailNBSP\na,NBSPa@x.org NBSP\n ⇒ ⇒ imported: 1 ⇒ a@x.org
 name,email,\na,a@x.org,\n,,\n , ,NBSP\nb,b@x.org,\n ⇒ ⇒ imported: 2 ⇒ a@x.org b@x.org
 name,email\r\n"",a@x.org\r\n"a\r\n""b""",b@x.org\r\n ⇒ ⇒ imported: 2 ⇒ a@x.org b@x.org
 name,email\na,a@x.org,b\n ⇒ ⇒ line 2: has 3 fields, and the header 2 ⇒
-email\nx@example.com\n ⇒ ⇒ line 1 has 1 columns, and none is name; is it the header? --map name=COLUMN names the column ⇒
+email\nx@example.com\n ⇒ ⇒ line 1 has 1 columns, and none is name; is it the header? `userd import --map name=COLUMN` names the column ⇒
 Email,email,name\n ⇒ ⇒ line 1 has the column email twice ⇒
 name,email\n"n"x,x@example.com\n"m",y@example.com\n ⇒ ⇒ line 2 has text behind a closing quote ⇒
 name,email\n"a\nb",a@x.org\n"""",y\n ⇒ ⇒ line 4: /email value is not an e-mail address ⇒
@@ -113,7 +113,7 @@ name,email,name\na,a@x.org,b\n ⇒ ⇒ line 1 has the column name twice ⇒
 n\0a\0m\0e\0,\0 ⇒ ⇒ line 1 has 2 columns, and none is email; is it the header? ⇒
 
 # Members and columns that are no field.
-FIELDS,"role":7} ⇒ ⇒ line 1: has unknown fields ["role"]; --ignore-unknown leaves them out, --map says ⇒
+FIELDS,"role":7} ⇒ ⇒ line 1: has unknown fields ["role"]; `userd import --ignore-unknown` leaves them out, and --map says ⇒
 FIELDS,"role":7}\n{"name":"b","role":7} ⇒ --ignore-unknown --skip-invalid ⇒ imported: 1, existing: 0, refused: 1, left out "role": 1 ⇒ a@x.org
 FIELDS,"role":7} ⇒ --ignore-unknown ⇒ imported: 1, existing: 0, refused: 0, left out "role": 1 ⇒ a@x.org
 name,email,role,x\na,a@x.org,1,\nb,b@x.org,2,\n ⇒ --ignore-unknown ⇒ imported: 2, existing: 0, refused: 0, left out "role": 2 ⇒ a@x.org b@x.org
