@@ -438,6 +438,7 @@ mod tests {
             ("DB_HOST", "postgres://u:hunter2@h/d"),
             ("DB_HOST", "h;password=hunter2"),
             ("DB_HOST", "\"\""),
+            ("DB_HOST", "db.example:5432"),
             ("HOST", "postgres://u:hunter2@h/d"),
             ("PORT", "postgres://u:hunter2@h/d"),
             ("SCHEMA", "postgres://u:hunter2@h/d"),
@@ -546,6 +547,7 @@ mod tests {
         std::fs::write(&path, "hunter2\n").unwrap();
         let file = path.to_str().unwrap();
         let pairs = [("DB_PASS_FILE", file), ("PORT", "8080"), ("LOG_LEVEL", "debug"), ("DB_HOST", "")];
+        let pairs = [&pairs[..], &[("NODE_ENV", "production"), ("DB_SSL", "yes")]].concat();
         let lookup = |name: &str| {
             let given = pairs.iter().find(|(key, _)| *key == name);
             given.map(|(_, value)| OsString::from(value))
@@ -563,6 +565,8 @@ mod tests {
         assert_eq!(row("DB_PASS"), ("***", "DB_PASS_FILE"));
         assert_eq!(row("DB_PASS_FILE"), (file, "environment"));
         assert_eq!(row("API_TOKEN"), ("-", "default"));
+        assert_eq!(row("NODE_ENV"), ("production", "environment"));
+        assert_eq!(row("DB_SSL"), ("-", "environment"));
         let lookup = |name: &str| (name == "DATABASE_URL").then(|| "postgres://u:hunter2@h/d".into());
         let rows = Config::from_vars(lookup).unwrap().in_force(lookup);
         assert_eq!((&*rows[0].value, rows[0].source), ("***", "environment"));
@@ -608,5 +612,12 @@ mod tests {
         assert!(matches!(config.database, Database::Parts { .. }));
         let config = from(&[("DATABASE_URL", "\"\"\n"), ("DB_HOST", "/run/a=b@c")]).unwrap();
         assert!(matches!(config.database, Database::Parts { host, .. } if host == "/run/a=b@c"));
+    }
+
+    #[test]
+    fn an_address_in_brackets() {
+        let config = from(&[("HOST", "[::1]"), ("DB_HOST", "[2001:db8::7]")]).unwrap();
+        assert_eq!(config.host, "::1");
+        assert!(matches!(config.database, Database::Parts { host, .. } if host == "2001:db8::7"));
     }
 }

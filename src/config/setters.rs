@@ -66,9 +66,10 @@ pub(super) fn set_word<T: FromStr + Display>(field: &mut T, text: Option<&str>, 
 }
 
 /// Turns a switch on if `text` is the text in `on`, and off if `text` is any other text. Without a text, the switch
-/// stays.
+/// stays. Returns an empty text if the switch is off.
 pub(super) fn set_switch(field: &mut bool, text: Option<&str>, on: &str) -> ShownValue {
-    set_and_show(field, text, |text| Ok(text == on), bool::to_string)
+    *field = text.map_or(*field, |text| text == on);
+    Ok(Some(if *field { on.to_owned() } else { String::new() }))
 }
 
 /// Sets a field to `text`, if there is one. Removes a line end, because the text of a file ends with one.
@@ -76,15 +77,27 @@ pub(super) fn set_string(field: &mut String, text: Option<&str>) -> ShownValue {
     set_and_show(field, text, |text| Ok(without_line_end(text).to_owned()), String::clone)
 }
 
-/// Sets a field to `text`, if there is one: a host, or the path of a socket. Refuses a connection string, because
-/// `userd config` prints the field and a connection string may have a password.
+/// Sets a field to `text`, if there is one: the host of a database, or the directory of a socket. Refuses a port behind
+/// the host.
+pub(super) fn set_database_host(field: &mut String, text: Option<&str>) -> ShownValue {
+    let port = text.filter(|text| !text.starts_with('/')).and_then(|text| text.split_once(':'));
+    if port.is_some_and(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit())) {
+        return Err("must be a host alone: the port goes into DB_PORT".to_owned());
+    }
+    set_host(field, text)
+}
+
+/// Sets a field to `text`, if there is one: a host, or the path of a socket. Removes the brackets of an IPv6 address.
+/// Refuses a connection string, because `userd config` prints the field and a connection string may have a password.
 pub(super) fn set_host(field: &mut String, text: Option<&str>) -> ShownValue {
+    let without_brackets =
+        |text| str::strip_prefix(text, '[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
     match text {
         Some(text) if text.starts_with(['"', '\'']) => Err("must not have quotes around it".to_owned()),
         Some(text) if text.contains(['@', '=']) && !text.starts_with('/') && !text.starts_with("unix:") => {
             Err("is not a host: a connection string goes into DATABASE_URL".to_owned())
         }
-        _ => set_string(field, text),
+        _ => set_string(field, text.map(without_brackets)),
     }
 }
 

@@ -53,7 +53,7 @@ pub const SETTINGS: &[Setting] = &[
     setting("DATABASE_URL", Scope::Database, |c, text| set_secret(&mut c.database, text.filter(|text| !matches!(text.trim(), "\"\"" | "''"))),
         "Connection string as libpq takes it; used instead of `DB_HOST` to `DB_SSL_CA`"),
     setting("DATABASE_URL_FILE", Scope::Database, skip_field, "File that holds the connection string"),
-    setting("DB_HOST", Scope::Database, |c, text| if let Parts { host: field, .. } = &mut c.database { set_host(field, text) } else { NO_EFFECT },
+    setting("DB_HOST", Scope::Database, |c, text| if let Parts { host: field, .. } = &mut c.database { set_database_host(field, text) } else { NO_EFFECT },
         "Database host, or the directory of a Unix socket"),
     setting("DB_PORT", Scope::Database, |c, text| if let Parts { port, .. } = &mut c.database { set_whole_number(port, text, 1..=65_535) } else { NO_EFFECT },
         "Database port"),
@@ -151,9 +151,7 @@ impl Setting {
     /// Returns the default of the setting, as a text that the variable could have. `None` if it has no default.
     pub fn default(&self) -> Option<String> {
         let shown = (self.set)(&mut Config::command_defaults(), None).ok()??;
-        // Returns no default for a switch that is off. Every text but one turns a switch off, so the default `false`
-        // would look like a word with a meaning of its own.
-        Some(shown).filter(|text| !text.is_empty() && text != "false")
+        Some(shown).filter(|text| !text.is_empty())
     }
 
     /// Reads the variable into its field of `config`, if the variable is set. Returns the value that the field has
