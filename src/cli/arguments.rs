@@ -108,7 +108,8 @@ fn describe_problem(mut error: Error) -> String {
     }
     // Removes clap's tip to write the argument behind `--`, because the tip repeats the argument.
     error.remove(ContextKind::Suggested);
-    error.to_string().trim_start_matches("error: ").trim_end().to_owned()
+    let text = error.to_string().replace("'…' cannot be used with", "'…' has to come before");
+    text.trim_start_matches("error: ").trim_end().to_owned()
 }
 
 #[cfg(test)]
@@ -129,8 +130,9 @@ mod tests {
             ("import --skip-exist", "found tip: a similar argument exists: '--skip-existing'"),
             ("config --prot=1", "found tip: a similar argument exists: '--port'"),
             ("hunter2", "unrecognized subcommand '…'"),
-            ("--embedded hunter2", "the subcommand '…' cannot be used with '--embedded[=<DIR>]'"),
-            ("--port 1 hunter2", "the subcommand '…' cannot be used with '--port <PORT>'"),
+            ("--embedded hunter2", "the subcommand '…' has to come before '--embedded[=<DIR>]'"),
+            ("--port 1 hunter2", "the subcommand '…' has to come before '--port <PORT>'"),
+            ("--env-file hunter2 check", "the subcommand '…' has to come before '--env-file <FILE>'"),
             ("--Hunter2", "unexpected argument '…' found"),
             ("-xhunter2", "unexpected argument '…' found"),
             ("export a hunter2", "unexpected argument '…' found"),
@@ -162,10 +164,10 @@ mod tests {
             ("--embedded=~", home),
             ("--env-file=~/x check", home),
             ("export --embedded=~/x", home),
-            ("--embedded ./data", "the subcommand '…' cannot be used with '--embedded[=<DIR>]'"),
+            ("--embedded ./data", "the subcommand '…' has to come before '--embedded[=<DIR>]'"),
             ("check --embedded ../data", "unexpected argument '…' found"),
             ("--embedded --seed=./data", "unexpected argument '…' found"),
-            ("--embedded export", "the subcommand '…' cannot be used with"),
+            ("--embedded export", "the subcommand '…' has to come before"),
         ] {
             let problem = parse(line).err().unwrap_or_else(|| panic!("{line}"));
             assert!(problem.starts_with(expected), "{line}: {problem}");

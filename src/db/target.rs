@@ -301,7 +301,7 @@ fn parse_keyword_pairs(text: &str) -> Result<ParamList, String> {
         let (name, after) = rest
             .split_once('=')
             .filter(|(name, _)| !name.trim_end().contains(char::is_whitespace))
-            .ok_or("'=' is missing after a name (quote values with spaces: 'like this')")?;
+            .ok_or("'=' is missing after a name (a URL begins with postgres://, and values with spaces are quoted: 'like this')")?;
         let after = after.trim_start();
         let unquoted = after.strip_prefix('\'');
         let (mut value, mut characters) = (String::new(), unquoted.unwrap_or(after).chars());
@@ -514,8 +514,8 @@ mod tests {
             jdbc:postgresql://h/d?user=u           | ! a URL must start with postgres:// or postgresql://
             mysql://u:pw@h/d                       | ! a URL must start with postgres:// or postgresql://
             postgresql+asyncpg://u:pw@h/d          | ! a URL must start with postgres:// or postgresql://
-            host                                   | ! '=' is missing after a name (quote values with spaces: 'like this')
-            password=my pw user=u                  | ! '=' is missing after a name (quote values with spaces: 'like this')
+            host                                   | ! '=' is missing after a name (a URL begins with postgres://, and values with spaces are quoted: 'like this')
+            password=my pw user=u                  | ! '=' is missing after a name (a URL begins with postgres://, and values with spaces are quoted: 'like this')
             password='pw                           | ! a quoted value is not closed
             postgres://h/d?sslmode                 | ! P
             postgres://u@h/d?nonsense=a=b          | ! P
