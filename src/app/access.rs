@@ -16,16 +16,16 @@ pub struct AccessRules {
     /// Digests are compared instead of tokens, because the time of a comparison could tell how many characters of a
     /// token are right.
     pub(super) token_digests: Option<Vec<([u8; 32], Rights)>>,
-    /// The names that the `Host` of a request may have if the service has no token, beside the names that no stranger
-    /// can register. `None` if any name is accepted.
+    /// The names that the `Host` of a request may have if the service has no token; `None` for any name. Names that no
+    /// stranger can register, such as `localhost`, are accepted, too.
     accepted_hosts: Option<Vec<String>>,
     /// The origins (as in `https://app.example`) of pages that may use the service from a browser.
     allowed_origins: Vec<Arc<str>>,
 }
 
 impl AccessRules {
-    /// Returns the rules that the settings ask for. If a token is set, requests to `/users` need it. If none is set,
-    /// their `Host` must be a name from the settings or the name of this machine.
+    /// Returns the rules that the settings ask for. If a token is set, requests to `/users` need it. If none is
+    /// set, the `Host` of a request must name this service.
     pub fn new(config: &Config) -> AccessRules {
         let machine = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
         // Leaves out a setting `HOST` with a colon, because it is an IPv6 address or the path of a socket.
@@ -39,9 +39,9 @@ impl AccessRules {
         }
     }
 
-    /// Admits a request to a route that requires these rights, or fails with [`Error::CrossOrigin`],
-    /// [`Error::Unauthorized`], [`Error::Forbidden`] or [`Error::HostNotAllowed`]. `token_rights`: the rights that the
-    /// token of the request gives.
+    /// Admits a request to a route, or fails with [`Error::CrossOrigin`], [`Error::Unauthorized`], [`Error::Forbidden`]
+    /// or [`Error::HostNotAllowed`]. `required`: the rights that the route requires. `token_rights`: the
+    /// rights that the token of the request gives.
     pub fn admit(
         &self,
         request: &Request,

@@ -89,8 +89,8 @@ impl App {
     /// status 500, the cause is logged.
     ///
     /// Blocks for the database: up to `db_acquire_timeout` for a connection, and up to `request_timeout` for each
-    /// statement. If the request has a password, also blocks until the password is hashed. Checks no
-    /// [`Limits`](crate::Limits), which are for hosts.
+    /// statement. If the request has a password, also blocks until the password is hashed. Does not hold the request
+    /// against the [`Limits`](crate::Limits) of sizes and times: a server does so while it reads the request.
     pub fn handle(&self, request: &Request) -> Response {
         let cors = self.access.cors_for(request);
         let mut response = self.answer(self.judge(request, self.find_route(request, &cors), &cors, None));

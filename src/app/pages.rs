@@ -22,8 +22,8 @@ pub fn answer_livez(_: &App) -> Response {
 pub fn answer_readyz(app: &App) -> Response {
     let Readiness { problem, age, .. } = app.prober.readiness();
     let answer = match find_unready_reason(app, problem) {
-        // Adds `Age`, the time since the database was last found ready. The prober pauses longer until a client first
-        // asks, so a client that needs a recent result asks again.
+        // Adds `Age`, the time since the database was last found ready. Until the first health check the database is
+        // probed only once a minute, so a client that needs a recent result sends a second health check.
         None => Response::json(200, &json!({"status": "ready"})).with("Age", age.as_secs().to_string()),
         Some(reason) => Response::json(503, &UnreadyBody { status: "unready", reason }),
     };
@@ -36,10 +36,10 @@ struct UnreadyBody {
     reason: &'static str,
 }
 
-/// Returns the reason why clients should not send requests to the service, if there is one. `db_reason` is the reason
-/// that the last probe of the database has found.
-fn find_unready_reason(app: &App, db_reason: Option<&'static str>) -> Option<&'static str> {
-    if app.is_stopping.load(Ordering::Relaxed) { Some("the service is stopping") } else { db_reason }
+/// Returns the reason why clients should not send requests to the service, if there is one. `db_problem` is the
+/// problem that the last probe of the database has found.
+fn find_unready_reason(app: &App, db_problem: Option<&'static str>) -> Option<&'static str> {
+    if app.is_stopping.load(Ordering::Relaxed) { Some("the service is stopping") } else { db_problem }
 }
 
 /// Answers `/metrics` with all metrics in the text format of Prometheus. Takes less than a millisecond.

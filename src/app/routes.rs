@@ -127,7 +127,7 @@ pub(crate) fn find_route(method: Method, path: &str, has_ui: bool) -> FoundRoute
             Some((endpoint, required_rights)) => {
                 FoundRoute { required_rights, user_id: parse_id(&last), ..no_user(Ok(endpoint)) }
             }
-            None => no_user(Err(Error::MethodNotAllowed(allow_field(slice::from_ref(route))))),
+            None => no_user(Err(Error::MethodNotAllowed(list_methods(slice::from_ref(route))))),
         },
         None if (method, path) == (Options, "*") => no_user(Ok(Endpoint::Options(&ROUTES))),
         None => no_user(Err(refuse_path(method, path, has_ui))),
@@ -155,7 +155,7 @@ pub(crate) fn without_surplus_slashes(path: &str) -> String {
 }
 
 /// Returns the value of the header field `Allow`: the methods that these routes have.
-fn allow_field(routes: &'static [Route]) -> String {
+fn list_methods(routes: &'static [Route]) -> String {
     let methods = [Get, Head, Post, Put, Patch, Delete, Options].into_iter();
     let served = methods.filter(|method| routes.iter().any(|route| route.endpoint_for(*method).is_some()));
     served.map(Method::name).collect::<Vec<_>>().join(", ")
@@ -163,7 +163,7 @@ fn allow_field(routes: &'static [Route]) -> String {
 
 /// Answers an OPTIONS request for these routes with the methods that they have.
 pub(crate) fn answer_options(routes: &'static [Route]) -> Response {
-    let response = Response::no_content().with("Allow", allow_field(routes));
+    let response = Response::no_content().with("Allow", list_methods(routes));
     match routes {
         [route] if route.endpoint_for(Patch).is_some() => response.with("Accept-Patch", PATCH_TYPES),
         _ => response,
@@ -238,7 +238,7 @@ mod tests {
     fn found(method: &str, path: &str) -> String {
         let FoundRoute { route_label, endpoint, user_id, .. } = find_route(method.into(), path, true);
         match endpoint {
-            Ok(Endpoint::Options(routes)) => allow_field(routes),
+            Ok(Endpoint::Options(routes)) => list_methods(routes),
             Ok(Endpoint::Page(_)) => format!("page {route_label}"),
             Ok(endpoint) => format!("{endpoint:?} {}", user_id.unwrap_or_default()),
             Err(error) => error.answer().status.to_string(),

@@ -19,8 +19,8 @@ use setters::{refuse, set_whole_number};
 use std::{collections::HashSet, os::fd::OwnedFd};
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-/// The memory for rows and short answers, in bytes. The memory budget must suffice for it beside a page and a hash.
-const SHORT_ANSWER_BYTES: usize = 512 << 10;
+/// The bytes of the memory budget that rows and short answers need beside a page and a hash.
+const SHORT_ANSWERS_BYTES: usize = 512 << 10;
 
 /// The largest value of the limit `max_header_fields`: the parser of requests has an array of this length.
 pub(crate) const MAX_HEADER_FIELDS: usize = 128;
@@ -308,13 +308,13 @@ impl Config {
             }
         }
         let input = self.limits.max_body_bytes.saturating_add(self.limits.max_head_bytes);
-        // Requires memory for a page of the largest users, or for a page of usual users while a password is hashed.
+        // Requires memory for a page of the largest users, or for a page of usual users and a hash: the larger of both.
         let page = |user_bytes| page::memory_bytes(self.max_per_page as usize, user_bytes);
         let hash = (self.password_hashing.params().m_cost() as usize) << 10;
         let work = page(user::MAX_USER_BYTES.next_multiple_of(1 << 10))
             .max(page(user::USUAL_USER_BYTES).saturating_add(hash))
-            .saturating_add(SHORT_ANSWER_BYTES);
-        // Counts the work twice, because the rows of a page are in memory together with the text that is made of them.
+            .saturating_add(SHORT_ANSWERS_BYTES);
+        // Doubles this memory, because the rows of a page are in memory together with the text that is made of them.
         let min = input.saturating_add(work.saturating_mul(2));
         if self.limits.memory_budget >= min {
             return Ok(());

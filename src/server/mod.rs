@@ -36,8 +36,8 @@ pub struct Server {
     stop_timeout: Duration,
 }
 
-/// A server whose address is bound, but which does not listen yet. For a program that has to start a database first: it
-/// learns before that whether the address is free.
+/// A server whose address is bound, but which does not listen yet. A program that has to start a database binds the
+/// address first, so that it fails before it starts the database if the address is in use.
 pub struct BoundServer {
     listener: Listener,
     /// The function that chooses the requests to intercept in a service for tests; `None` in any other service.
@@ -158,15 +158,16 @@ impl Server {
         self.addr
     }
 
-    /// Returns the service that this server serves. It can also be called without a socket.
+    /// Returns the service of this server, which can also be called without a socket.
     pub fn app(&self) -> &App {
         &self.app
     }
 
     /// Stops the server: `/readyz` announces the stop for `drain_delay` (default: 0 s). Then the server accepts no more
-    /// clients, answers the requests in flight, and frees the port. Blocks for `drain_delay` and at most `stop_timeout`
-    /// (default: 10 s) after it; without a request in flight, for about a millisecond after it. Dropping the server
-    /// stops it without `drain_delay`.
+    /// clients, answers the requests in flight, and frees the port.
+    ///
+    /// Blocks for `drain_delay`, then for at most `stop_timeout` (default: 10 s), but only for about a millisecond if
+    /// no request is in flight. Dropping the server stops it without `drain_delay`.
     pub fn stop(self) {
         self.announce_stop();
     }

@@ -10,8 +10,8 @@ use std::{fs, io, thread};
 /// client waits for events.
 const DESCRIPTORS_PER_SESSION: u64 = 5;
 
-/// The number of descriptors that are kept free for the rest of the process. A start succeeds if half of them are free,
-/// because the process opens some between the two checks of a start.
+/// The number of descriptors that are kept free for the rest of the process. A start succeeds if half of them are free:
+/// it checks the limit twice, and the process opens some descriptors in between.
 const SPARE_DESCRIPTORS: u64 = 64;
 
 /// The number of threads of the process beside its workers, rounded up.
@@ -55,8 +55,8 @@ fn raise_descriptor_limit(config: &Config) -> io::Result<usize> {
     Ok(possible.clamp(1, wanted))
 }
 
-/// Starts this number of threads and ends them again. So a limit that is too low fails the start; later, it would make
-/// a library panic that cannot start a thread. The error says which limit to raise.
+/// Starts this number of threads and ends them again. Fails if the limit of threads is too low, because a library would
+/// panic later if it could not start a thread. The error says which limit to raise.
 fn try_start_threads(count: usize) -> io::Result<()> {
     let gate = Mutex::new(());
     thread::scope(|scope| {

@@ -38,11 +38,12 @@ const TIME_PER_WRITE: Duration = Duration::from_micros(20);
 /// The time after which a batch in flight counts as stuck: most likely it waits for a lock.
 const STUCK_BATCH_TIME: Duration = Duration::from_millis(5);
 
-/// The number of users in the lists in flight at which no further list starts, so that the memory of their rows has a
-/// bound. The last list that starts may exceed the number by a page.
+/// The number of users in the lists in flight from which on no further list starts, so that their rows do not use up
+/// the memory. The last list that starts may exceed the number by a page.
 const MAX_LISTED_USERS: usize = page::DEFAULT_MAX_PER_PAGE as usize;
 
-/// The longest time that a password may wait until a thread hashes it. If passwords would wait longer, one is refused.
+/// The longest time that a password may wait until a thread hashes it. If more passwords wait
+/// than can be hashed in this time, requests with passwords are refused.
 const MAX_HASH_WAIT: Duration = Duration::from_secs(2);
 
 /// The resources for executing commands: they limit the batches and hashes in flight, and the time for retries.
@@ -63,7 +64,7 @@ pub struct Capacity {
 pub struct QueuedCommand<T> {
     /// The command, with whatever the caller needs to execute and to answer it.
     pub task: T,
-    /// The step for which the command was queued last. It names the lane.
+    /// The step for which the command was queued last, such as hashing its password. The step names the lane.
     pub queued_step: Step,
     peer: PeerKey,
     arrived_at: Instant,
@@ -136,8 +137,8 @@ impl<T> Lanes<T> {
         Lanes { capacity, queues, taken_rows: HashSet::new(), started_batches: 0, listed_users: 0 }
     }
 
-    /// Queues a new command. If too many passwords wait to be hashed then, removes one of these commands and returns
-    /// it, for the caller to refuse: the newest one of the client address that has the most.
+    /// Queues a new command. If too many passwords wait then, removes the command with the newest password of the
+    /// client address that has the most passwords waiting, and returns the command for the caller to refuse.
     pub fn push(&mut self, task: T, step: Step, peer: PeerKey, now: Instant) -> Option<T> {
         let (arrived_at, due_at, retries, owns_row) = (now, now, 0, false);
         let command = QueuedCommand { task, queued_step: step, peer, arrived_at, due_at, retries, owns_row };
@@ -148,11 +149,11 @@ impl<T> Lanes<T> {
     /// does.
     pub fn push_next(&mut self, command: QueuedCommand<T>, step: Step) -> Option<T> {
         self.queues[step.lane as usize].commands.push_back(QueuedCommand { queued_step: step, ..command });
-        if step.lane == Lane::Hash { self.remove_surplus_hash() } else { None }
+        if step.lane == Lane::Hash { self.remove_surplus_password() } else { None }
     }
 
-    /// Queues a command that has met a lock again, for after a pause of 10 to 80 ms. If its time for retries is over by
-    /// then, returns the command instead, for the caller to refuse.
+    /// Queues a command again because it has met a lock. It may be executed after a pause of 10 to 80 ms. If its time
+    /// for retries is over by then, returns the command instead, for the caller to refuse.
     pub fn push_retry(&mut self, mut command: QueuedCommand<T>, now: Instant) -> Option<T> {
         command.due_at = now + retry_pause(command.retries);
         if command.due_at > command.arrived_at + self.capacity.max_retry_time {
@@ -165,16 +166,16 @@ impl<T> Lanes<T> {
         None
     }
 
-    /// Lets other changes of the row start that a command has changed. The command is done, or its client does not wait
-    /// for the answer any more.
+    /// Frees the row that a command changes, so that other changes of the row may start. The caller must not execute
+    /// the command any more: it is done or refused, or its client does not wait for the answer.
     pub fn free_row(&mut self, command: &QueuedCommand<T>) {
         if let Some(row) = command.queued_step.changed_user.filter(|_| command.owns_row) {
             self.taken_rows.remove(&row);
         }
     }
 
-    /// Takes the next batch to execute from the ready queue whose last batch was started before those of the other
-    /// queues. `is_hasher`: the batch is for a thread that hashes, and so is a password; otherwise it is of statements.
+    /// Takes the next batch to execute, from the ready queue that had its last turn the longest ago. `is_hasher`:
+    /// true for a batch of passwords to hash, false for a batch of statements.
     pub fn take_batch(&mut self, now: Instant, is_hasher: bool) -> Option<Batch<T>> {
         let at = self.find_ready_queue(now, is_hasher)?;
         let left = if at == LIST { MAX_LISTED_USERS - self.listed_users } else { usize::MAX };
@@ -234,7 +235,7 @@ impl<T> Lanes<T> {
     }
 
     /// Returns the number of passwords that wait to be hashed.
-    pub fn waiting_hashes(&self) -> usize {
+    pub fn waiting_passwords(&self) -> usize {
         self.queues[HASH].commands.len()
     }
 
@@ -244,8 +245,8 @@ impl<T> Lanes<T> {
     }
 
     /// Removes a command and returns it if more passwords wait than can be hashed within [`MAX_HASH_WAIT`]. Chooses the
-    /// newest command of the client address that has the most.
-    fn remove_surplus_hash(&mut self) -> Option<T> {
+    /// command with the newest password of the client address that has the most passwords waiting.
+    fn remove_surplus_password(&mut self) -> Option<T> {
         let Queue { commands, batch_time: took, .. } = &mut self.queues[HASH];
         let most = MAX_HASH_WAIT.as_micros() / took.as_micros().max(1) * self.capacity.hashers as u128;
         if commands.len() as u128 <= most.max(1) {
@@ -291,11 +292,10 @@ impl<T> Lanes<T> {
 
     /// Returns true if one more batch of a queue would be of use beside its batches in flight.
     ///
-    /// Short batches occupy a core, because they wait for no network and no slow disk. On more than half of the cores
-    /// they would compete with one another and the database, while one later batch could take all these commands. Two
-    /// batches of writes of one lane may overlap, because each waits for its commit. Longer batches wait for the
-    /// network or a disk, so they may use all sessions. A stuck batch does not count, so that it does not delay the
-    /// next one.
+    /// Short batches occupy a core, because they do not wait for a network or a slow disk. They get half of the cores:
+    /// on more they would compete with one another and with the database. Two batches of writes may overlap on any
+    /// machine, because each waits for its commit. Longer batches wait for the network or a disk, so they may use all
+    /// sessions. Stuck batches are not counted, so that they do not delay the next one.
     fn may_overlap(&self, at: usize, now: Instant) -> bool {
         let Queue { batch_starts, batch_time, .. } = &self.queues[at];
         let few = (self.capacity.cores / 2).max(1 + usize::from(has_writes(at)));
@@ -313,10 +313,11 @@ impl<T> QueuedCommand<T> {
 }
 
 impl<T> Queue<T> {
-    /// Takes up to `max_commands` commands that may start, and no further list once the lists taken can have
-    /// `max_users` users together. Takes one command of each client address first, beginning with the address after the
-    /// one that had the last turn, then the oldest commands. Takes only the oldest change of each row, and marks the
-    /// row as taken.
+    /// Takes up to `max_commands` commands that may start, and no further list once the answers to the taken lists can
+    /// have `max_users` users together.
+    ///
+    /// Takes the commands in rounds: each round takes the next command of each client address, beginning with the
+    /// address after the one that had the last turn. Takes only the oldest change of a row, and marks the row as taken.
     fn take_commands(
         &mut self,
         max_commands: usize,

@@ -39,7 +39,7 @@ pub type ControlHandler = Box<dyn FnOnce(Request, Instant, &dyn Fn(Response) -> 
 /// A function that decides whether, and how, a request is intercepted. It must not block.
 pub type Intercept = Arc<dyn Fn(&Request) -> Option<Interception> + Send + Sync>;
 
-/// Executes a control request on a thread of its own.
+/// Executes a control request, which is for the test harness, on a thread of its own.
 pub fn execute_control(dispatcher: Arc<Dispatcher>, handler: ControlHandler, claimed: ClaimedRequest) {
     spawn_thread("control", move || {
         let ClaimedRequest { handle, request, id, deadline, memory, .. } = claimed;
@@ -52,7 +52,7 @@ pub fn execute_control(dispatcher: Arc<Dispatcher>, handler: ControlHandler, cla
     });
 }
 
-/// Makes a judged request fail in a given way, on a thread of its own.
+/// Makes a judged request fail as `fault` says, on a thread of its own.
 pub fn inject(dispatcher: Arc<Dispatcher>, fault: Fault, mut pending: PendingRequest, verdict: Verdict) {
     spawn_thread("fault", move || {
         dispatcher.slots.mark_executing(pending.claimed.handle);

@@ -49,12 +49,12 @@ use std::{io, iter, mem};
 /// measured under load.
 const STACK_BYTES: usize = 512 << 10;
 
-/// The most workers that receive requests. While one of them executes the requests of its ticket, the other one gets the
-/// next ticket.
+/// The most workers that receive requests. While one of them executes the requests of its ticket, the other one gets
+/// the next ticket.
 const MAX_RECEIVERS: usize = 2;
 
-/// The most clients in a batch for whose next requests the frontend waits a moment, so that they form one batch again.
-/// The requests of more clients form large batches without a wait.
+/// The most clients in a batch after which the frontend waits a moment for their next requests, so that these form one
+/// batch again. The requests of more clients form large batches without a wait.
 const MAX_COALESCED_CLIENTS: usize = 16;
 
 /// The time for which a stop sleeps between two checks whether a thread has ended.
@@ -83,7 +83,7 @@ struct Dispatcher {
     hasher_wakeup: Condvar,
 }
 
-/// The queued commands, and the state of the workers that decides which of them has to wake.
+/// The queued commands, and the state of all workers by which one of them decides whether to wake another one.
 struct Schedule {
     lanes: Lanes<Box<Task>>,
     /// The number of workers that wait for a ticket, or judge the requests of one.
@@ -269,8 +269,8 @@ impl Dispatcher {
         }
         self.wake_if_needed(&schedule, now);
         drop(schedule);
-        // Leaves out slow batches, which have waited for a lock or the network: a common batch would gain their clients
-        // little.
+        // Makes the frontend wait for the next requests of these clients, so that they form one batch again. Does
+        // not do so after a slow batch: its clients have waited for a lock or the network, and would gain little.
         if batch.is_short(now) && (2..=MAX_COALESCED_CLIENTS).contains(&answers.len()) {
             self.slots.expect_requests(answers.len());
         }

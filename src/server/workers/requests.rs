@@ -15,11 +15,11 @@ use std::{convert::identity, fmt, mem, sync::Arc};
 /// The number of commands after which a worker reads no further ticket, but queues the commands, so that other workers
 /// can execute them.
 const MAX_UNQUEUED_COMMANDS: usize = 256;
-/// The number of requests that a worker answers itself before it queues the commands of other requests, so that those
-/// do not wait for further answers.
+/// The number of requests that a worker answers itself before it queues the commands of other requests, so that these
+/// commands do not wait for further answers.
 const MAX_ANSWERED_REQUESTS: usize = 8;
 
-/// The most bytes of an answer for which no memory is reserved.
+/// The most bytes of an answer that is sent without a reservation of memory from the budget.
 const MAX_UNRESERVED_BYTES: usize = 16 << 10;
 
 /// The longest time that a large answer waits until enough of the memory budget is free.
@@ -42,7 +42,7 @@ pub(super) struct PendingRequest {
     received_at: Instant,
     /// The label `route` of the request in the metrics.
     route_label: &'static str,
-    /// The name of the rights that the token of the request gives, for the log; empty if it has no known token.
+    /// The name of the rights that the token of the request gives, for the log; empty without a known token.
     rights: &'static str,
 }
 
@@ -55,10 +55,10 @@ impl Workers {
         Box::new(move |text| {
             let Some(dispatcher) = dispatcher.upgrade() else { return };
             let schedule = dispatcher.schedule.lock();
-            let (queued, hashes) = (schedule.lanes.len(), schedule.lanes.waiting_hashes());
+            let (queued, passwords) = (schedule.lanes.len(), schedule.lanes.waiting_passwords());
             drop(schedule);
             text.add_gauge("userd_commands_queued", "Commands that wait for a worker or a retry.", queued);
-            text.add_gauge("userd_hashes_waiting", "Passwords that wait to be hashed or checked.", hashes);
+            text.add_gauge("userd_hashes_waiting", "Passwords that wait to be hashed or checked.", passwords);
             let (connections, most) = dispatcher.slots.count_connections();
             let help = "Connections of clients, by what they are doing.";
             text.add_family("userd_http_connections", "gauge", help);
