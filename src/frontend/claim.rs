@@ -27,9 +27,9 @@ pub struct ClaimedRequest {
 /// worker finds the client that waits for the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RequestHandle {
-    /// The index of the slot in the table of connections.
-    pub(super) index: u32,
+    /// The number of the slot in the table of connections.
+    pub(super) slot: u32,
     /// The number of the request among all requests of this slot. A late answer has the number of an earlier request,
     /// and is dropped.
-    pub(super) generation: u64,
+    pub(super) request_number: u64,
 }

@@ -18,7 +18,7 @@ use std::{collections::BTreeSet, fmt, fs};
 /// its own.
 const BACKLOG: i32 = 4096;
 
-/// How often port 0 is tried, until the port that the kernel picks is free on each address.
+/// How often binding port 0 is tried. A try fails if the port that the kernel picks is not free on each address.
 const MAX_PORT_TRIES: usize = 64;
 
 /// The listening sockets of a service. Dropping them frees the port, and removes the file of a Unix socket that was
@@ -205,7 +205,7 @@ fn bind_tcp(address: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Binds a Unix socket at a path that is free. Before, removes the file of a socket that no process listens on.
+/// Binds a Unix socket at a path. If the path has a socket that no process listens on, removes that file first.
 fn bind_unix(path: &Path) -> io::Result<Listener> {
     if path.as_os_str().is_empty() {
         // Refuses an empty path: Linux would bind it to a name of its own choice.

@@ -1,10 +1,10 @@
 //! The frontend: the only code that touches clients' sockets.
 //!
-//! One thread runs a readiness loop. It admits connections and reads one *complete* request from each, within limits
-//! and deadlines. A complete request waits in the slot of its connection. The frontend writes the numbers of such
-//! slots to tiny_http, as a ticket, over one private stream. The worker that receives a ticket claims its requests,
-//! and sends the answers straight to the clients through the [`Slots`]. So a slow, idle, hostile or absent client
-//! costs a few hundred bytes and never a thread.
+//! One thread runs the event loop. The loop admits connections and reads one *complete* request from each, within limits
+//! and deadlines. A complete request waits in the slot of its connection. The loop writes the numbers of such slots to
+//! tiny_http, as a ticket, over one private stream. The worker that receives a ticket claims its requests, and sends the
+//! answers straight to the clients through the [`Slots`]. So a slow, idle, hostile or absent client costs a few hundred
+//! bytes and never a thread.
 //!
 //! `listener` has the listening sockets, `event_loop` the thread. `admission` and `peers` decide which clients are let
 //! in. `connection` is the state of one client, `http1` decides which bytes are a request, and the event loop and the

@@ -49,7 +49,7 @@ pub(super) struct SlotContents {
 impl SlotContents {
     /// Returns the connection of a request; `None` if the request does not wait for its answer any more.
     fn connection_of(&mut self, handle: RequestHandle) -> Option<&mut Connection> {
-        self.connection.as_deref_mut().filter(|connection| connection.awaits_answer(handle.generation))
+        self.connection.as_deref_mut().filter(|connection| connection.awaits_answer(handle.request_number))
     }
 }
 
@@ -59,11 +59,11 @@ impl Slots {
     /// out slots whose request is gone. Call it exactly once for each ticket, and without delay: until then, newer
     /// requests of these slots get no ticket.
     pub fn claim(&self, ticket: &str) -> impl Iterator<Item = ClaimedRequest> {
-        ticket.split(['/', ',']).filter_map(|index| {
-            let index = index.parse().ok()?;
-            let mut entry = self.lock(index)?;
+        ticket.split(['/', ',']).filter_map(|slot| {
+            let slot = slot.parse().ok()?;
+            let mut entry = self.lock(slot)?;
             entry.has_pending_ticket = false;
-            entry.connection.as_mut()?.claim(index, &self.limits, &self.budget)
+            entry.connection.as_mut()?.claim(slot, &self.limits, &self.budget)
         })
     }
 
@@ -82,11 +82,11 @@ impl Slots {
     ) -> Option<Delivery> {
         let is_stopping = self.is_stopping.load(Ordering::SeqCst);
         let (delivery, unfinished) =
-            self.lock(handle.index)?.connection_of(handle)?.send_answer(response, cut_after, is_stopping);
+            self.lock(handle.slot)?.connection_of(handle)?.send_answer(response, cut_after, is_stopping);
         // Releases the worker's reservation, because the connection has counted the bytes that the socket did not take.
         drop(memory);
         if unfinished {
-            self.queue_for_loop(handle.index);
+            self.queue_for_loop(handle.slot);
         }
         Some(delivery)
     }
@@ -114,13 +114,13 @@ impl Slots {
     /// Records that a worker executes a request, so that its connection is not closed for another client. Returns false
     /// if the client does not wait for the answer any more.
     pub fn mark_executing(&self, handle: RequestHandle) -> bool {
-        self.lock(handle.index)
+        self.lock(handle.slot)
             .is_some_and(|mut entry| entry.connection_of(handle).map(Connection::mark_executing).is_some())
     }
 
     /// Returns true if the client of a request does not wait for its answer any more. Locks the slot for a moment.
     pub fn is_abandoned(&self, handle: RequestHandle) -> bool {
-        self.lock(handle.index).is_none_or(|mut entry| entry.connection_of(handle).is_none())
+        self.lock(handle.slot).is_none_or(|mut entry| entry.connection_of(handle).is_none())
     }
 }
 
@@ -140,22 +140,22 @@ impl Slots {
         }
     }
 
-    /// Locks the slot with this index; `None` if there is none.
-    pub(super) fn lock(&self, index: u32) -> Option<MutexGuard<'_, SlotContents>> {
-        Some(self.entries.get(index as usize)?.lock())
+    /// Locks the slot with this number; `None` if the table has no such slot.
+    pub(super) fn lock(&self, slot: u32) -> Option<MutexGuard<'_, SlotContents>> {
+        Some(self.entries.get(slot as usize)?.lock())
     }
 
-    /// Calls `look` with each connection and its index, and collects the results that are not `None`. Locks one slot at
+    /// Calls `look` with each connection and its slot, and collects the results that are not `None`. Locks one slot at
     /// a time.
     pub(super) fn map_connections<T>(&self, mut look: impl FnMut(u32, &Connection) -> Option<T>) -> Vec<T> {
         let entries = (0..).zip(&self.entries);
-        entries.filter_map(|(index, entry)| look(index, entry.lock().connection.as_deref()?)).collect()
+        entries.filter_map(|(slot, entry)| look(slot, entry.lock().connection.as_deref()?)).collect()
     }
 
     /// Makes the event loop advance the connection in a slot. Wakes the loop only if no slot was queued before.
-    fn queue_for_loop(&self, index: u32) {
+    fn queue_for_loop(&self, slot: u32) {
         let mut slots_for_loop = self.slots_for_loop.lock();
-        slots_for_loop.push(index);
+        slots_for_loop.push(slot);
         if slots_for_loop.len() == 1 {
             drop(slots_for_loop);
             self.wake_loop();

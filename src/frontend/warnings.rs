@@ -35,8 +35,8 @@ impl BusyWarnings {
         }
     }
 
-    /// If the next line with this reason may be logged, returns the number of warnings that were skipped since the last
-    /// one. Otherwise counts this warning as skipped, and returns `None`.
+    /// If a line with this reason may be logged now, returns the number of warnings that were skipped since the last
+    /// line. Otherwise counts this warning as skipped, and returns `None`.
     fn take_skipped_if_due(&self, now: Instant, why: &'static str) -> Option<u64> {
         let mut reasons = self.0.lock();
         let (next, skipped) = reasons.entry(why).or_insert((now, 0));

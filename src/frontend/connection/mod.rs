@@ -1,8 +1,8 @@
 //! A connection of a client: its socket, and how far its request or its answer has come.
 //!
 //! Owns the states of a connection, and turns bytes from its socket into a request for the workers; `writing` sends the
-//! answer. Knows nothing of other connections. Workers call these functions to claim a request and to answer it, the
-//! event loop for all else. The caller holds the lock of the connection's slot. No function here blocks.
+//! answer. Knows nothing of other connections. The functions that claim and answer a request are for workers, all
+//! others for the event loop. The caller holds the lock of the connection's slot. No function here blocks.
 
 mod state;
 mod writing;
@@ -18,7 +18,7 @@ use mio::{Poll, event::Event};
 use nix::libc::MSG_NOSIGNAL;
 use socket2::Socket;
 pub use state::STATE_LABELS;
-use state::{Stage, State};
+use state::{State, WorkStage};
 use std::io::{self, ErrorKind, Read};
 use std::{mem, net::Shutdown, sync::Arc, time::Instant};
 pub use writing::{Delivery, LINGER_TIME};
@@ -29,7 +29,8 @@ const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 /// Then the next connection has its turn.
 const MAX_STEPS_PER_ITERATION: usize = 8;
 
-/// Requests, buffers and answers of up to so many bytes are not counted in the memory budget. Most have fewer bytes.
+/// The most bytes of a request, a buffer or an answer that the memory budget does not count. Most are smaller, so that
+/// only the large ones use up the budget.
 const MAX_BYTES_OUTSIDE_BUDGET: usize = 1 << 10;
 
 /// Returns how many bytes the memory budget counts for a request, a buffer or an answer of this size.
@@ -77,14 +78,14 @@ pub enum Action {
 
 /// A connection of a client, from accept to close.
 pub struct Connection {
-    stream: Socket,
+    socket: Socket,
     peer: Peer,
-    /// The client that this connection and its memory are counted for: the peer, or, until a request is answered, the
-    /// client that a trusted proxy names in its head.
+    /// The client that this connection and its memory are counted for: the peer, or, while a request is not answered,
+    /// the client that a trusted proxy names in the head of the request.
     pub counted_client: Peer,
     /// The number of the current request among all requests of this slot. An answer with another number comes too late,
     /// and is dropped.
-    generation: u64,
+    request_number: u64,
     /// True if the socket may hold bytes that were not read, or the end of what the client sends.
     pub may_have_input: bool,
     /// True if the client has ended sending. No further event comes then, so the socket is read until a read finds the
@@ -104,19 +105,19 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Creates the connection of a socket that was just accepted. `generation` is the number of its first request.
+    /// Creates the connection of a socket that was just accepted. `request_number` is the number of its first request.
     pub fn new(
-        stream: Socket,
+        socket: Socket,
         peer: Peer,
-        generation: u64,
+        request_number: u64,
         permit: Permit,
         context: &LoopContext,
     ) -> Connection {
         Connection {
-            stream,
+            socket,
             peer,
             counted_client: peer,
-            generation,
+            request_number,
             may_have_input: false,
             client_ended_sending: false,
             is_reset: false,
@@ -129,14 +130,14 @@ impl Connection {
 
     /// Hands the complete request over to a worker, with the memory that is counted for it. Returns `None` if there is
     /// no complete request, or if a worker has claimed it already.
-    pub fn claim(&mut self, index: u32, limits: &Limits, budget: &Budget) -> Option<ClaimedRequest> {
+    pub fn claim(&mut self, slot: u32, limits: &Limits, budget: &Budget) -> Option<ClaimedRequest> {
         let State::Working { since, stage, id, for_answer, input, .. } = &mut self.state else { return None };
-        let unclaimed = matches!(stage, Stage::Unclaimed(_)).then_some(stage)?;
-        let Stage::Unclaimed(request) = mem::replace(unclaimed, Stage::Claimed) else { return None };
+        let unclaimed = matches!(stage, WorkStage::Unclaimed(_)).then_some(stage)?;
+        let WorkStage::Unclaimed(request) = mem::replace(unclaimed, WorkStage::Claimed) else { return None };
         let bytes = counted_bytes(request.memory_bytes());
         self.memory.resize(counted_bytes(input.len()));
         Some(ClaimedRequest {
-            handle: RequestHandle { index, generation: self.generation },
+            handle: RequestHandle { slot, request_number: self.request_number },
             request,
             id: id.clone(),
             cors: for_answer.cors.clone(),
@@ -155,13 +156,13 @@ impl Connection {
     }
 
     /// Reads, parses and sends as far as the socket allows without waiting. Returns what the event loop is to do next.
-    pub fn advance(&mut self, index: u32, context: &mut LoopContext) -> Action {
+    pub fn advance(&mut self, slot: u32, context: &mut LoopContext) -> Action {
         for _ in 0..MAX_STEPS_PER_ITERATION {
             let action = match &self.state {
                 // Closes a connection that the client has reset, so that the client's command is not executed. (A
                 // client that has only ended sending still reads its answer.)
                 State::Working { .. } if self.is_reset => Some(Action::Close),
-                State::Working { stage: Stage::Unclaimed(_), .. } => Some(Action::WakeWorker),
+                State::Working { stage: WorkStage::Unclaimed(_), .. } => Some(Action::WakeWorker),
                 State::Working { .. } => Some(Action::Wait),
                 State::Arriving { awaits_continue: true, .. } => self.send_continue(),
                 State::Idle { .. } | State::Arriving { .. } => {
@@ -171,10 +172,10 @@ impl Connection {
                     let is_short = self.memory.reserved_bytes() > held && budget.held_bytes() > budget.limit;
                     action.or(is_short.then_some(Action::FreeMemory))
                 }
-                State::Writing { .. } => self.send_remaining(index, context),
+                State::Writing { .. } => self.send_remaining(slot, context),
                 // Ends sending and goes on reading: closing a socket with unread bytes would reset the connection
                 // before the client has read the answer.
-                State::Closing if self.may_have_input && self.stream.shutdown(Shutdown::Write).is_ok() => {
+                State::Closing if self.may_have_input && self.socket.shutdown(Shutdown::Write).is_ok() => {
                     self.state = State::Lingering { until: context.now + LINGER_TIME };
                     None
                 }
@@ -188,17 +189,17 @@ impl Connection {
         Action::Requeue
     }
 
-    /// Ends a request, an answer or an idle connection early: with `why`, because connections or memory run out; with
-    /// `None`, because the deadline has passed. Does nothing if a worker executes the request by now (with `why`), or
-    /// if the deadline has moved (with `None`).
-    pub fn end_early(&mut self, why: Option<BusyReason>, index: u32, context: &mut LoopContext) -> Action {
+    /// Ends a request, an answer or an idle connection early. `why` says whether connections or memory run out; `None`
+    /// means that the deadline has passed. Does nothing if the connection may not be closed for another one any more,
+    /// or if its deadline has moved into the future.
+    pub fn end_early(&mut self, why: Option<BusyReason>, slot: u32, context: &mut LoopContext) -> Action {
         let may_end = match why {
             Some(_) => self.close_cause().is_some(),
             None => self.deadline(&context.limits).is_some_and(|at| at <= context.now),
         };
         let error = match &self.state {
             _ if !may_end => return Action::Wait,
-            State::Idle { .. } => return self.close_if_idle(index, context),
+            State::Idle { .. } => return self.close_if_idle(slot, context),
             State::Arriving { .. } => why.map_or(Error::RequestTimeout, Error::Busy),
             State::Working { .. } => Error::Busy(why.unwrap_or(BusyReason::NotAnsweredInTime)),
             State::Writing { answer, .. } => {
@@ -209,34 +210,34 @@ impl Connection {
         };
         self.permit.take_if(|_| why.is_some());
         self.refuse(&error, context);
-        self.advance(index, context)
+        self.advance(slot, context)
     }
 
     /// Answers 503 for the reason `why`, and then closes the connection.
-    pub fn turn_away(&mut self, why: BusyReason, index: u32, context: &mut LoopContext) -> Action {
+    pub fn turn_away(&mut self, why: BusyReason, slot: u32, context: &mut LoopContext) -> Action {
         self.permit = None;
         self.refuse(&Error::Busy(why), context);
-        self.advance(index, context)
+        self.advance(slot, context)
     }
 
     /// Records that a worker executes the request, so that the connection is not closed for another one.
     pub fn mark_executing(&mut self) {
         if let State::Working { stage, .. } = &mut self.state {
-            *stage = Stage::Executing;
+            *stage = WorkStage::Executing;
         }
     }
 
     /// Closes an idle connection, but reads from it once more before: a request that has just arrived is served.
-    fn close_if_idle(&mut self, index: u32, context: &mut LoopContext) -> Action {
+    fn close_if_idle(&mut self, slot: u32, context: &mut LoopContext) -> Action {
         self.may_have_input = true;
-        match self.advance(index, context) {
+        match self.advance(slot, context) {
             Action::Wait if matches!(self.state, State::Idle { .. }) => Action::Close,
             action => action,
         }
     }
 
     /// Parses the bytes that were read together with the previous request. If there are none, reads from the socket and
-    /// parses what arrives. Returns `None` if the connection can go on at once.
+    /// parses what arrives. Returns `None` if the connection can take its next step now.
     fn read_request(&mut self, context: &mut LoopContext) -> Option<Action> {
         if matches!(&self.state, State::Idle { input, .. } if !input.is_empty()) {
             self.parse_input(&[], context);
@@ -264,7 +265,7 @@ impl Connection {
     /// ended sending, only a read of 0 bytes is the last one.
     fn read_socket(&mut self, read_buffer: &mut [u8]) -> io::Result<usize> {
         loop {
-            let result = self.stream.read(read_buffer);
+            let result = self.socket.read(read_buffer);
             match &result {
                 Ok(count) => self.may_have_input = *count == read_buffer.len() || self.client_ended_sending,
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
@@ -316,7 +317,7 @@ impl Connection {
         if let State::Arriving { awaits_continue, .. } = &mut self.state {
             *awaits_continue = false;
         }
-        let sent = self.stream.send_with_flags(CONTINUE, MSG_NOSIGNAL).ok();
+        let sent = self.socket.send_with_flags(CONTINUE, MSG_NOSIGNAL).ok();
         (sent != Some(CONTINUE.len())).then_some(Action::Close)
     }
 
@@ -341,7 +342,7 @@ impl Connection {
         request.peer = self.counted_client.address;
         let id = for_answer.id.take().unwrap_or_else(RequestId::new);
         let answer = (context.resources.answer_without_worker)(&request, &id);
-        let (since, stage) = (context.now, Stage::Unclaimed(request));
+        let (since, stage) = (context.now, WorkStage::Unclaimed(request));
         self.state = State::Working { since, stage, persistence, id, for_answer, input };
         if let Some(answer) = answer {
             // Ignores what `send_answer` returns, because the caller advances this connection in any case.

@@ -22,7 +22,7 @@ pub(super) enum State {
     /// The request is complete: it waits for a worker, or a worker has it.
     Working {
         since: Instant,
-        stage: Stage,
+        stage: WorkStage,
         persistence: Persistence,
         id: RequestId,
         for_answer: AnswerInfo,
@@ -41,7 +41,7 @@ pub(super) enum State {
 pub const STATE_LABELS: [&str; 5] = ["idle", "reading", "working", "writing", "closing"];
 
 /// How far the workers have come with a complete request.
-pub(super) enum Stage {
+pub(super) enum WorkStage {
     /// No worker has claimed the request yet.
     Unclaimed(Request),
     /// A worker has claimed the request, and may have queued its command.
@@ -71,18 +71,18 @@ impl Connection {
     /// executed, so its client must not be told that it is refused.
     pub fn request_may_be_refused(&self) -> bool {
         match &self.state {
-            State::Working { stage, .. } => matches!(stage, Stage::Unclaimed(_)),
+            State::Working { stage, .. } => matches!(stage, WorkStage::Unclaimed(_)),
             state => matches!(state, State::Arriving { .. }),
         }
     }
 
-    /// Returns true if the request with the number `generation` still waits for its answer.
-    pub fn awaits_answer(&self, generation: u64) -> bool {
-        self.generation == generation && matches!(self.state, State::Working { .. })
+    /// Returns true if the request with the number `request_number` still waits for its answer.
+    pub fn awaits_answer(&self, request_number: u64) -> bool {
+        self.request_number == request_number && matches!(self.state, State::Working { .. })
     }
 
-    /// Returns why this connection may be closed for another one, and since when that is so; `None` if the connection
-    /// may not be closed.
+    /// Returns why this connection may be closed for another one, and the time since which it may; `None` if the
+    /// connection may not be closed.
     pub fn close_cause(&self) -> Option<(CloseCause, Instant)> {
         if self.permit.is_none() || self.counted_client.is_trusted_proxy {
             return None;
@@ -91,13 +91,13 @@ impl Connection {
             State::Idle { since, .. } | State::Lingering { until: since } => Some((CloseCause::Idle, *since)),
             State::Arriving { since, .. } => Some((CloseCause::Incomplete, *since)),
             State::Writing { answer, .. } => Some((CloseCause::Stalled, answer.last_sent_at)),
-            State::Working { stage: Stage::Executing, .. } | State::Closing => None,
+            State::Working { stage: WorkStage::Executing, .. } | State::Closing => None,
             State::Working { since, .. } => Some((CloseCause::Queued, *since)),
         }
     }
 
-    /// Returns the time at which the event loop ends the request or the connection, if the connection is still in this
-    /// state; `None` if the connection is about to be closed anyway.
+    /// Returns the deadline of the connection's present state, at which the event loop ends the request or the
+    /// connection; `None` if the connection is about to be closed anyway.
     pub fn deadline(&self, limits: &Limits) -> Option<Instant> {
         let (since, time) = match &self.state {
             State::Idle { since, .. } => (since, limits.idle_timeout),

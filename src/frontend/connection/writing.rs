@@ -25,7 +25,7 @@ pub struct Delivery {
     pub total_bytes: usize,
 }
 
-/// Shows `2048B`, or `1024B of 2048B so far`.
+/// Shows the size of the answer, `2048B`, or how much of it was sent, `1024B of 2048B so far`.
 impl fmt::Display for Delivery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Delivery { sent_bytes: sent, total_bytes: total } = self;
@@ -50,8 +50,8 @@ impl UnsentAnswer {
         self.sent_bytes == self.bytes.len()
     }
 
-    /// Logs that the client got only a part of the answer, because its deadline has passed (`None`), or because
-    /// connections or memory run out (`why`).
+    /// Logs that the client got only a part of the answer. `why` says whether connections or memory run out; `None`
+    /// means that the deadline of the answer has passed.
     pub fn log_cut_off(&self, peer: Peer, why: Option<BusyReason>) {
         let why = why.map_or("after WRITE_TIMEOUT", BusyReason::log_text);
         let (client, sent, length) = (ClientName(peer.address), self.sent_bytes, self.bytes.len());
@@ -82,7 +82,7 @@ impl Connection {
             ),
         }
         context.resources.metrics.count_refusal(response.status);
-        self.generation += 1;
+        self.request_number += 1;
         self.memory.resize(0);
         let bytes = response.into_bytes(Persistence::Close, head_only, &id);
         let answer = UnsentAnswer { bytes, sent_bytes: 0, id, last_sent_at: context.now, next_input: None };
@@ -107,7 +107,7 @@ impl Connection {
             unreachable!("the caller has made sure that a request is in work");
         };
         // Increases the number of the current request, so that a later answer to this request is dropped.
-        self.generation += 1;
+        self.request_number += 1;
         for_answer.cors.add_to(&mut response);
         let persistence = if is_stopping { Persistence::Close } else { persistence };
         let closes = persistence == Persistence::Close || cut_after.is_some();
@@ -132,7 +132,7 @@ impl Connection {
     }
 
     /// Sends more of an answer that the socket did not take in one write. Returns `None` once all of it is sent.
-    pub(super) fn send_remaining(&mut self, index: u32, context: &mut LoopContext) -> Option<Action> {
+    pub(super) fn send_remaining(&mut self, slot: u32, context: &mut LoopContext) -> Option<Action> {
         let State::Writing { since, mut answer } = mem::replace(&mut self.state, State::Closing) else {
             return None;
         };
@@ -145,8 +145,9 @@ impl Connection {
             // bytes. Such a write is rare, and a Unix socket would otherwise be reported after every answer.
             self.awaits_writable = !done;
             let interest = if done { Interest::READABLE } else { Interest::READABLE | Interest::WRITABLE };
-            let (fd, token) = (self.stream.as_raw_fd(), Token(index as usize));
-            // Misses no event: registering the socket anew reports that it is writable already.
+            let (fd, token) = (self.socket.as_raw_fd(), Token(slot as usize));
+            // Also reports a socket that has become writable since the last write: registering it anew reports its
+            // present state.
             if context.poll.registry().reregister(&mut SourceFd(&fd), token, interest).is_err() {
                 return Some(Action::Close);
             }
@@ -163,7 +164,7 @@ impl Connection {
     fn send_bytes(&mut self, answer: &mut UnsentAnswer, now: Instant) -> io::Result<()> {
         while !answer.is_sent() {
             // Sets MSG_NOSIGNAL, so that writing to a client that is gone returns an error and does not raise SIGPIPE.
-            match self.stream.send_with_flags(&answer.bytes[answer.sent_bytes..], MSG_NOSIGNAL) {
+            match self.socket.send_with_flags(&answer.bytes[answer.sent_bytes..], MSG_NOSIGNAL) {
                 Ok(count) => (answer.sent_bytes, answer.last_sent_at) = (answer.sent_bytes + count, now),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}

@@ -1,7 +1,7 @@
 //! Admits clients, and closes connections if connections or memory run out.
 //!
-//! The client that holds the most connections, or the most bytes if memory runs out, loses one first. Behind a trusted
-//! proxy, the head of a request names the client; between requests, a connection of the proxy is never closed.
+//! The client that holds the most connections, or the most bytes if memory runs out, loses a connection first. Behind a
+//! trusted proxy, the head of a request names the client; between requests, a connection of the proxy is never closed.
 //!
 //! A client that is turned away gets a 503, and the event loop goes on reading from it for a while: closing a socket
 //! with unread bytes resets the connection before the client has read the answer. Such *surplus* connections do not
@@ -23,10 +23,10 @@ use std::{cmp::Reverse, collections::HashMap, net::IpAddr, sync::atomic::Orderin
 const MAX_ACCEPTS_PER_CALL: usize = 64;
 /// How long the event loop accepts no clients if the system has no descriptor or memory left for a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How long a client may send and take no byte before its incomplete request or its answer may be dropped to free
-/// memory. Distant clients need up to half a second to acknowledge bytes, and a client may pause.
+/// How long a client must neither send nor take a byte before its incomplete request or its answer may be dropped to
+/// free memory. Distant clients need up to half a second to acknowledge bytes, and a client may pause.
 const MIN_STALL_TIME: Duration = Duration::from_secs(1);
-/// A worker that waits for memory gets this part of the budget freed: the limit divided by `FREED_BUDGET_DIVISOR`.
+/// For a worker that waits for memory, the event loop frees the limit of the memory budget divided by this number.
 const FREED_BUDGET_DIVISOR: usize = 8;
 /// How often the event loop picks a connection to be closed before it gives up. A picked connection stays open if a
 /// worker answers its request at that moment.
@@ -43,9 +43,9 @@ impl EventLoop {
                 return;
             };
             match listener.accept() {
-                Ok((stream, address)) => {
+                Ok((socket, address)) => {
                     self.context.resources.metrics.accepted_connections.fetch_add(1, Ordering::Relaxed);
-                    self.admit(stream, address);
+                    self.admit(socket, address);
                 }
                 Err(error) if error.kind() == WouldBlock => {
                     self.next_accept_at = None;
@@ -68,7 +68,7 @@ impl EventLoop {
     }
 
     /// Gives a new client a slot. If all connections are taken and none may be closed for the client, answers 503.
-    fn admit(&mut self, stream: Socket, address: Option<IpAddr>) {
+    fn admit(&mut self, socket: Socket, address: Option<IpAddr>) {
         let (now, limits) = (self.context.now, &self.context.limits);
         let peer = Peer::new(address, &limits.trusted_proxies);
         let why = BusyReason::TooManyConnections;
@@ -77,19 +77,19 @@ impl EventLoop {
         if self.free_slots.is_empty() {
             self.close_surplus();
         }
-        let index = self.free_slots.pop().expect("there is a slot for each");
-        if let Err(error) = register_readable(&self.context.poll, &stream, Token(index as usize)) {
-            self.free_slots.push(index);
+        let slot = self.free_slots.pop().expect("there is a slot for each");
+        if let Err(error) = register_readable(&self.context.poll, &socket, Token(slot as usize)) {
+            self.free_slots.push(slot);
             let detail = format_args!(": {error}");
             return self.context.warnings.warn("a connection cannot be watched", detail, None);
         }
         self.accepted_connections += 1;
         self.next_sweep_at.get_or_insert(now + MIN_SWEEP_PAUSE);
-        let (permit, generation) = (self.permit.clone(), self.accepted_connections << 32);
-        let connection = Connection::new(stream, peer, generation, permit, &self.context);
-        self.slots.lock(index).expect("there is a slot for each").connection = Some(Box::new(connection));
+        let (permit, request_number) = (self.permit.clone(), self.accepted_connections << 32);
+        let connection = Connection::new(socket, peer, request_number, permit, &self.context);
+        self.slots.lock(slot).expect("there is a slot for each").connection = Some(Box::new(connection));
         if full {
-            self.call_connection(index, |connection, context| connection.turn_away(why, index, context));
+            self.call_connection(slot, |connection, context| connection.turn_away(why, slot, context));
         }
     }
 
@@ -98,10 +98,10 @@ impl EventLoop {
     /// closed.
     fn close_another(&mut self, why: BusyReason, newcomer: Option<Peer>) -> bool {
         for _ in 0..MAX_CLOSE_TRIES {
-            let Some(index) = self.pick_to_close(why, newcomer) else { return false };
+            let Some(slot) = self.pick_to_close(why, newcomer) else { return false };
             let mut gone = false;
-            self.call_connection(index, |connection, context| {
-                let action = connection.end_early(Some(why), index, context);
+            self.call_connection(slot, |connection, context| {
+                let action = connection.end_early(Some(why), slot, context);
                 gone = action == Action::Close || connection.permit.is_none();
                 action
             });
@@ -120,14 +120,14 @@ impl EventLoop {
     /// `newcomer`, only connections that are idle, or whose client has stalled, may be closed.
     fn pick_to_close(&self, why: BusyReason, newcomer: Option<Peer>) -> Option<u32> {
         let mut held: HashMap<PeerKey, usize> = HashMap::new();
-        let expendable = self.slots.map_connections(|index, connection| {
+        let expendable = self.slots.map_connections(|slot, connection| {
             let key = connection.counted_client.counting_key()?;
             let units = if why == BusyReason::NoMemory { connection.memory.reserved_bytes() } else { 1 };
             if connection.permit.is_some() {
                 *held.entry(key).or_default() += units;
             }
             let (state, since) = connection.close_cause()?;
-            (units > 0).then_some((key, state, since, index))
+            (units > 0).then_some((key, state, since, slot))
         });
         let held_by = |key| held.get(&key).copied().unwrap_or_default();
         // Counts a newcomer that is a trusted proxy as a client that holds nothing: the client behind the proxy is not
@@ -147,20 +147,20 @@ impl EventLoop {
         let candidates = expendable.into_iter().filter(may_close);
         candidates
             .min_by_key(|(key, state, since, _)| (Reverse(held_by(*key)), *state, *since))
-            .map(|(.., index)| index)
+            .map(|(.., slot)| slot)
     }
 
-    /// Brings the held memory below its limit, after the connection in the slot `index` has grown. Closes other
-    /// connections; if none may be closed, answers 503 on the grown one. If a worker has claimed its request by now,
-    /// the request keeps its memory.
-    pub(super) fn enforce_memory_limit(&mut self, index: u32, client: Peer) {
+    /// Brings the held memory below its limit, after the connection in the slot `slot` has grown. Closes other
+    /// connections; if none may be closed, answers 503 on the grown one. A request that a worker has claimed by now
+    /// keeps its memory.
+    pub(super) fn enforce_memory_limit(&mut self, slot: u32, client: Peer) {
         while self.slots.budget.held_bytes() > self.slots.budget.limit {
             if !self.close_another(BusyReason::NoMemory, Some(client)) {
-                return self.call_connection(index, |connection, context| {
+                return self.call_connection(slot, |connection, context| {
                     if !connection.request_may_be_refused() {
                         return Action::Wait;
                     }
-                    connection.turn_away(BusyReason::NoMemory, index, context)
+                    connection.turn_away(BusyReason::NoMemory, slot, context)
                 });
             }
         }
@@ -177,14 +177,14 @@ impl EventLoop {
     /// Closes the oldest surplus connection: one that stays open only until its client has read a 503. Returns false if
     /// there is none.
     fn close_surplus(&mut self) -> bool {
-        let surplus = self.slots.map_connections(|index, connection| {
-            connection.permit.is_none().then(|| (connection.deadline(&self.context.limits), index))
+        let surplus = self.slots.map_connections(|slot, connection| {
+            connection.permit.is_none().then(|| (connection.deadline(&self.context.limits), slot))
         });
-        let Some((_, index)) = surplus.into_iter().min() else { return false };
-        self.call_connection(index, |connection, context| {
+        let Some((_, slot)) = surplus.into_iter().min() else { return false };
+        self.call_connection(slot, |connection, context| {
             // Reads before closing: unread bytes would reset the connection, and the reset would overtake the answer.
             connection.may_have_input = true;
-            connection.advance(index, context);
+            connection.advance(slot, context);
             Action::Close
         });
         true

@@ -17,8 +17,8 @@ use std::{io, thread};
 const MAX_COALESCING_WAIT: Duration = Duration::from_micros(200);
 /// How many waits in a row may end before all expected requests have come. Then [`SKIPPED_WAITS`] waits are left out.
 const MAX_INCOMPLETE_WAITS: u32 = 4;
-/// How many waits are left out after [`MAX_INCOMPLETE_WAITS`] incomplete ones: the clients do not send their next
-/// requests soon, so that waiting would only delay requests.
+/// How many waits are left out after [`MAX_INCOMPLETE_WAITS`] incomplete ones. The clients do not send their next
+/// requests soon then, and waiting would only delay the requests that are complete.
 const SKIPPED_WAITS: u32 = 32;
 
 /// Decides whether the event loop waits for further requests. If the last waits were in vain, the next waits are left

@@ -1,4 +1,4 @@
-//! The readiness loop of the frontend's thread. The loop calls a connection when its socket is ready, when a worker has
+//! The event loop of the frontend's thread. The loop calls a connection when its socket is ready, when a worker has
 //! answered its request, and when its deadline has passed.
 //!
 //! Owns the connections and the stream to tiny_http. Does not look at the bytes of a client: [`super::connection`]
@@ -50,8 +50,8 @@ pub struct EventLoop {
     /// The permit of which each open connection has a clone: the reference count tells the number of open connections.
     /// A surplus connection, which only gets a 503, has none.
     permit: Permit,
-    /// The number of connections that were accepted since the start. It is the upper half of the numbers (`generation`)
-    /// that a connection gives its requests, so that no two requests of a slot have the same number.
+    /// The number of connections that were accepted since the start. The first `request_number` of a
+    /// connection has this number as its upper half, so that no two requests of a slot have the same number.
     accepted_connections: u64,
     /// Slots without a connection. The next connection gets the last slot of this list.
     free_slots: Vec<u32>,
@@ -82,8 +82,7 @@ impl EventLoop {
         let waker = Waker::new(poll.registry(), WAKER)?;
         let slots = Arc::new(Slots::new(limits.clone(), resources.budget.clone(), waker));
         // Lets writes to tiny_http block. Such a write waits only for the thread of tiny_http that reads, and that
-        // thread waits for no client. The bytes on their way are bounded, because at most one ticket on its way names a
-        // slot.
+        // thread waits for no client. Unread tickets take a bounded number of bytes, because no two name the same slot.
         ticket_stream.set_nonblocking(false)?;
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC)?;
         listener.sockets.iter().try_for_each(|socket| register_readable(&poll, socket, LISTENER))?;
@@ -167,16 +166,16 @@ impl EventLoop {
                     let _ = recv(self.ticket_stream.as_raw_fd(), &mut [0; 1 << 10], MsgFlags::MSG_DONTWAIT);
                 }
                 TIMER => self.timer_set_for = None,
-                Token(index) => self.call_connection(index as u32, |connection, context| {
+                Token(slot) => self.call_connection(slot as u32, |connection, context| {
                     connection.record_event(event);
-                    connection.advance(index as u32, context)
+                    connection.advance(slot as u32, context)
                 }),
             }
         }
         // Removes duplicates: a connection may have been requeued and also answered by a worker.
         due.sort_unstable();
         due.dedup();
-        due.into_iter().for_each(|index| self.advance_connection(index));
+        due.into_iter().for_each(|slot| self.advance_connection(slot));
         Ok(())
     }
 
@@ -202,8 +201,8 @@ impl EventLoop {
     }
 
     /// Makes the connection in a slot read and send as far as its socket allows.
-    fn advance_connection(&mut self, index: u32) {
-        self.call_connection(index, |connection, context| connection.advance(index, context));
+    fn advance_connection(&mut self, slot: u32) {
+        self.call_connection(slot, |connection, context| connection.advance(slot, context));
     }
 
     /// Calls `act` with the connection in a slot, and carries out the action that `act` returns.
@@ -235,9 +234,9 @@ impl EventLoop {
         }
     }
 
-    /// Wakes workers for the requests that have become complete, by tickets. A ticket is a small HTTP request whose
-    /// path names slots with a complete request; it goes to tiny_http, from which the workers receive. One system call
-    /// writes all tickets.
+    /// Wakes workers for the requests that have become complete, by tickets. A ticket is a small HTTP request to
+    /// tiny_http, whose path names slots with a complete request. A worker receives the ticket from tiny_http. One
+    /// system call writes all tickets.
     fn write_tickets(&mut self) -> io::Result<()> {
         if self.slots_without_ticket.is_empty() {
             return Ok(());
@@ -269,10 +268,10 @@ impl EventLoop {
             self.listener = None;
             self.next_accept_at = None;
             self.context.stop_deadline = Some(Instant::now() + self.context.limits.stop_timeout);
-            for index in self.slots.map_connections(|index, _| Some(index)) {
-                self.call_connection(index, |connection, context| {
+            for slot in self.slots.map_connections(|slot, _| Some(slot)) {
+                self.call_connection(slot, |connection, context| {
                     connection.may_have_input = true;
-                    connection.advance(index, context)
+                    connection.advance(slot, context)
                 });
             }
             self.next_sweep_at = Some(now + MIN_SWEEP_PAUSE);
@@ -289,15 +288,15 @@ impl EventLoop {
         let Limits { head_timeout, body_timeout, idle_timeout, write_timeout, .. } = *self.context.limits;
         let all = [head_timeout, body_timeout, idle_timeout, write_timeout, LINGER_TIME];
         let mut next = now + all.into_iter().fold(self.context.limits.request_timeout, Duration::min);
-        let late = self.slots.map_connections(|index, connection| {
+        let late = self.slots.map_connections(|slot, connection| {
             let at = connection.deadline(&self.context.limits)?;
             if at > now {
                 next = next.min(at);
             }
-            (at <= now).then_some(index)
+            (at <= now).then_some(slot)
         });
-        for index in late {
-            self.call_connection(index, |connection, context| connection.end_early(None, index, context));
+        for slot in late {
+            self.call_connection(slot, |connection, context| connection.end_early(None, slot, context));
         }
         self.next_sweep_at = (!self.has_no_connections()).then(|| next.max(now + MIN_SWEEP_PAUSE));
     }
@@ -311,10 +310,10 @@ impl EventLoop {
     pub fn close_all(&mut self) {
         self.listener = None;
         self.context.now = Instant::now();
-        for index in self.slots.map_connections(|index, _| Some(index)) {
-            self.call_connection(index, |connection, context| {
+        for slot in self.slots.map_connections(|slot, _| Some(slot)) {
+            self.call_connection(slot, |connection, context| {
                 if connection.has_request() {
-                    connection.turn_away(BusyReason::Stopped, index, context);
+                    connection.turn_away(BusyReason::Stopped, slot, context);
                 }
                 Action::Close
             });

@@ -9,7 +9,8 @@ use crate::config::TrustedProxies;
 use std::net::{IpAddr, SocketAddr};
 
 /// Returns the rightmost address in `X-Forwarded-For` that is not a trusted proxy's, or the leftmost address if all
-/// are. Ignores the entries to the left of one that is no address. `None` if no proxy is trusted or no client is named.
+/// are. If an entry is no address, ignores this entry and all to the left of it. Returns `None` if no proxy is trusted
+/// or no client is named.
 ///
 /// The caller uses the result only on a connection of a trusted proxy.
 pub fn find_client(fields: &[httparse::Header], trusted: &TrustedProxies) -> Option<IpAddr> {

@@ -1,4 +1,4 @@
-//! Runs the checks of the fuzz target on its corpus, and on parts of it.
+//! Runs the checks of the fuzz target on each file of its corpus, also if the file is cut off or a byte is changed.
 
 #[path = "../../../fuzz/checks.rs"]
 pub(super) mod checks;
@@ -15,7 +15,7 @@ fn the_corpus() {
     let files: Vec<_> = files.collect();
     assert!(files.len() > 10);
     for file in &files {
-        // Parses the whole stream, a part of it, and the stream with one byte changed.
+        // Parses the stream cut off after each byte, and with each byte changed.
         (0..=file.len()).for_each(|end| checks::check_all(&file[..end]));
         for at in 0..file.len() {
             for byte in [b'\r', b'\n', b' ', b':', b'0', 0, 0xff] {

@@ -73,16 +73,16 @@ pub fn field_values<'a>(fields: &[Header<'a>], name: &str) -> impl DoubleEndedIt
     named.map(|field| field.value)
 }
 
-/// Returns the value of a header field that a request may have once. `rule_if_repeated` is the rule that a request with
-/// several such fields breaks: the text of the refusal.
+/// Returns the value of a header field that a request may have once. If the request has several such fields, fails with
+/// the text `refusal_if_repeated`.
 fn single_field_value<'a>(
     fields: &[Header<'a>],
     name: &str,
-    rule_if_repeated: &'static str,
+    refusal_if_repeated: &'static str,
 ) -> Result<Option<&'a [u8]>, Error> {
     let mut values = field_values(fields, name);
     let first = values.next();
-    if values.next().is_some() { Err(Error::BadRequest(rule_if_repeated)) } else { Ok(first) }
+    if values.next().is_some() { Err(Error::BadRequest(refusal_if_repeated)) } else { Ok(first) }
 }
 
 /// Returns true if a `Connection` header field has this option, such as `close`.
@@ -129,15 +129,14 @@ pub struct AnswerInfo {
     pub id: Option<RequestId>,
     /// The CORS header fields of the answer, for a browser that shows a page of another origin.
     pub cors: Cors,
-    /// True if the method is HEAD, whose answer has no body; decided from the bytes that have arrived.
+    /// True if the answer has no body, because the method is HEAD. Known before the head is complete.
     pub head_only: bool,
     /// The client that `X-Forwarded-For` names. It is used only on a connection of a trusted proxy.
     pub client: Option<IpAddr>,
 }
 
 impl AnswerInfo {
-    /// Collects the values that an answer needs, from the head `bytes` whose request line and fields are parsed
-    /// already.
+    /// Collects the values that an answer needs. `bytes` is the head, from which `line` and `fields` were parsed.
     pub fn parse(line: &RequestLine, bytes: &[u8], fields: &[Header], limits: &Limits) -> Self {
         let named = fields.iter().map(|field| (field.name, field.value));
         let cors = Cors::for_request(&limits.allowed_origins, named);
