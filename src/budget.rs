@@ -57,8 +57,8 @@ impl Budget {
     /// and earlier reservations have their memory. Returns `None` if the deadline comes first.
     pub fn reserve(&self, bytes: usize, deadline: Instant) -> Option<Reservation> {
         let bytes = bytes.min(self.limit);
-        // Does not block if the memory is free. That takes no memory from a reservation that waits, because the bytes
-        // of a waiting reservation are counted as held already.
+        // Does not block if the bytes fit. A reservation that waits loses no memory by this, because its bytes are
+        // counted as held already.
         let fits = |held: usize| Some(held + bytes).filter(|held| *held <= self.limit);
         if self.state.held_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok() {
             return Some(Reservation { budget: self.clone(), reserved_bytes: bytes });

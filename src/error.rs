@@ -1,4 +1,4 @@
-//! The errors of a request, with ONE table of the answers to them, and the errors of a start.
+//! The errors of a request, with ONE table of the answers to them, and the errors of a server's start.
 //!
 //! Owns every status and text of a refusal. Knows nothing of HTTP's bytes, of sockets, of the database's client and
 //! its SQLSTATEs, or of JSON Schema. No answer has a message of the database; `Error::log` logs it.
@@ -10,7 +10,7 @@ use strum::{EnumMessage, IntoStaticStr, VariantNames};
 /// The message about a value with a NUL character, which PostgreSQL cannot store.
 pub(crate) const NUL_MESSAGE: &str = "must not contain NUL (U+0000)";
 
-/// The media types that the body of a PATCH may have: that of a merge patch (RFC 7396), and plain JSON.
+/// The media types that the body of a PATCH may have: JSON Merge Patch (RFC 7396), and plain JSON.
 pub(crate) const PATCH_TYPES: &str = "application/merge-patch+json, application/json";
 
 const HOST_ADVICE: &str = "ALLOWED_HOSTS does not name this host: add its name, without a port, as in \
@@ -34,8 +34,8 @@ pub struct Violation {
 pub enum Error {
     /// No route has the path, or the record does not exist.
     NotFound,
-    /// No route has the path, but one has the path without doubled slashes and without a slash at the end. Holds a line
-    /// that names the right path.
+    /// No route has the path, because the path has a doubled slash, or a slash at its end. Holds a line that names the
+    /// right path.
     SurplusSlash(String),
     /// The route of the path does not have the method. Holds the value of `Allow`.
     MethodNotAllowed(String),
@@ -43,10 +43,10 @@ pub enum Error {
     MassAssignment(Vec<String>),
     /// The body is not a JSON object. Holds a description of the problem.
     InvalidJson(String),
-    /// The body violates its JSON Schema, and `VALIDATION` is `declarative`.
+    /// The body violates its JSON Schema, and the setting `VALIDATION` is `declarative`.
     Invalid(Vec<Violation>),
-    /// The body violates its JSON Schema, and `VALIDATION` is `parser`; or a value in the body of a PUT violates a
-    /// rule.
+    /// The body violates its JSON Schema, and the setting `VALIDATION` is `parser`; or a PUT, whose body has no schema,
+    /// has a value that its column cannot hold.
     Unprocessable(Vec<Violation>),
     /// The query has a parameter or a value that is not allowed.
     InvalidQuery(Vec<Violation>),
@@ -59,13 +59,14 @@ pub enum Error {
     },
     /// The password is wrong, or no user has the e-mail address.
     InvalidCredentials,
-    /// Tokens are set, and the request has none of them.
+    /// The service has tokens for clients, and the request has none of them.
     Unauthorized,
     /// The token of the request does not give the right to this route.
     Forbidden,
     /// A browser sent a change for a page of another origin, and `ALLOWED_ORIGINS` does not allow that origin.
     CrossOrigin,
-    /// No token is set, and a stranger may own the name in the `Host` of the request.
+    /// The service has no token, and the `Host` of the request may be the name of another site: by DNS rebinding, a
+    /// page of that site could send the request.
     HostNotAllowed,
     /// Another record has a value that must be unique, as an e-mail address (SQLSTATE 23505).
     AlreadyExists,
@@ -90,8 +91,8 @@ pub enum Error {
     Unavailable(Cow<'static, str>),
     /// The service is too busy for the request. Holds the reason.
     Busy(BusyReason),
-    /// The code used a related record that it had not loaded, which fails where lazy loading is forbidden. Holds the
-    /// name of the relation.
+    /// A defect of userd: its code used a related record (as a user's credential) that was not loaded, although loading
+    /// it on access is forbidden. Holds the name of the relation.
     LazyLoadingViolation(&'static str),
     /// A defect of userd: a panic, or an invariant that does not hold. Holds a description.
     Internal(String),
@@ -131,8 +132,8 @@ impl Error {
             Error::Invalid(violations) => invalid(400, "Validation failed", violations),
             Error::Unprocessable(violations) => invalid(422, "", violations),
             Error::InvalidQuery(violations) => invalid(400, "Invalid query", violations),
-            // If the content coding is at fault, adds `Accept-Encoding`, from which the client can tell that (RFC 9110,
-            // 12.5.3).
+            // Adds `Accept-Encoding` if the content coding is refused, so that the client does not blame the media type
+            // (RFC 9110, 12.5.3).
             Error::UnsupportedMediaType { is_patch, has_coding } => {
                 let message = match (has_coding, is_patch) {
                     (true, _) => "bodies with a Content-Encoding are not decoded: send plain JSON",
@@ -146,8 +147,8 @@ impl Error {
                 let answer = if *is_patch { answer.with("Accept-Patch", accepted) } else { answer };
                 if *has_coding { answer.with("Accept-Encoding", "identity") } else { answer }
             }
-            // A 401 has to name a scheme (RFC 9110, 15.5.2). Names one that no browser knows: at a known scheme such as
-            // Basic, the browser itself would ask for a password.
+            // Names an authentication scheme, as a 401 has to (RFC 9110, 15.5.2). No browser knows this scheme: at a
+            // known scheme such as Basic, the browser itself would ask for a password.
             Error::InvalidCredentials => {
                 fixed(401, "Invalid credentials").with("WWW-Authenticate", "Userd-Password")
             }
@@ -258,7 +259,7 @@ pub enum BusyReason {
 }
 
 impl BusyReason {
-    /// Returns the reason as the log has it.
+    /// Returns the words for the reason in a line of the log.
     pub fn log_text(self) -> &'static str {
         self.get_message().unwrap_or_default()
     }
@@ -271,7 +272,7 @@ pub struct ConfigError {
     /// The name of the environment variable, or the name of the field of [`Config`](crate::Config) if no variable sets
     /// it.
     pub variable: &'static str,
-    /// The problem with the value, never with the text of a secret.
+    /// Says what is wrong with the value. Never quotes a secret.
     pub problem: String,
 }
 
@@ -309,10 +310,10 @@ pub enum StartError {
 }
 
 /// Returns the end of the sentence "the database …": which migrations it lacks, and the remedy.
-fn describe_missing(missing: &[String]) -> String {
-    match missing {
+fn describe_missing(migrations: &[String]) -> String {
+    match migrations {
         [] => "has other migrations than this userd; `userd migrate` says which".to_owned(),
-        _ => format!("lacks {}; `userd migrate` applies what is missing", missing.join(", ")),
+        _ => format!("lacks {}; `userd migrate` applies what is missing", migrations.join(", ")),
     }
 }
 

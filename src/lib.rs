@@ -73,9 +73,9 @@
 //!   migrations take as long as they take. All of it may be called from plain threads, from another runtime's
 //!   blocking section, and even from its tasks, whose thread it then blocks.
 //! - Every failure is a value: a [`StartError`] before the service runs, a status in its answers after that.
-//! - Stopping, or dropping, gives back the port, the threads, the connections and the files. One value of tiny_http is
-//!   leaked by each server. tiny_http also logs one error at a start (target `tiny_http`), as it may accept no second
-//!   connection.
+//! - Stopping, or dropping, gives back the port, the threads, the connections and the files. Each server leaks one
+//!   value of tiny_http, which also logs one error at each start (target `tiny_http`): userd gives it a listening
+//!   socket that accepts no second connection.
 //!
 //! # Features
 //!
@@ -89,7 +89,7 @@
 #![warn(missing_docs)]
 #![cfg_attr(not(all(feature = "command", feature = "tls")), allow(dead_code, unused_imports))]
 
-/// Has the README and a page of the documents as its text, so that `cargo test` runs the Rust code in them.
+/// Has the README and docs/testing.md as its documentation, so that `cargo test` runs the Rust code in them.
 #[cfg(doctest)]
 #[doc = concat!(include_str!("../README.md"), include_str!("../docs/testing.md"))]
 struct DocumentsDoctests;

@@ -54,7 +54,7 @@ pub fn answer_metrics(app: &App) -> Response {
     text.add_gauge("userd_memory_held_bytes", "Memory that is held for clients.", held);
     text.add_gauge("userd_memory_budget_bytes", "The most memory that may be.", app.operations.budget.limit);
     app.operations.pool.write_metrics(&mut text, app.metrics.lock_retries.load(Ordering::Relaxed));
-    Response { status: 200, body: text.written.into(), ..Response::no_content() }
+    Response { status: 200, body: text.text.into(), ..Response::no_content() }
         .with("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
         .with("Cache-Control", "no-store")
 }

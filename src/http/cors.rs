@@ -6,7 +6,7 @@
 use super::{Method, Request, Response, is_token_byte};
 use std::sync::Arc;
 
-/// The header fields of an answer that a page of another origin may read, beside those that every page may read.
+/// The header fields that a page of another origin may read, beside the few that browsers let every page read.
 const READABLE_FIELDS: &str = "ETag, Link, Location, Retry-After, X-Request-Id, Idempotency-Replayed";
 /// The seconds for which a browser may reuse the answer to a preflight: the most that Chromium accepts.
 const PREFLIGHT_MAX_AGE_SECONDS: &str = "7200";

@@ -1,4 +1,4 @@
-//! Host names: tells names that no stranger can own from names that may be those of another site. Pure.
+//! Tells host names that no stranger can own from host names that may belong to another site. Pure.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 

@@ -22,7 +22,7 @@ pub enum Method {
 }
 
 impl From<&str> for Method {
-    /// Compares upper and lower case as different, because methods are case-sensitive (RFC 9110, 9.1).
+    /// Parses a method's name. `get` is `Other`, because methods are case-sensitive (RFC 9110, 9.1).
     fn from(name: &str) -> Method {
         Method::VARIANTS.iter().copied().find(|known| known.name() == name).unwrap_or(Method::Other)
     }
@@ -32,7 +32,7 @@ impl Method {
     /// Returns the method's name for the log: `name` as the client sent it, or `OTHER` if no route has the method and
     /// `name` is too long for a log line.
     pub(crate) fn name_for_log(self, name: &str) -> Cow<'static, str> {
-        /// Almost all methods that are registered are this short.
+        /// The most bytes of an unknown method's name in the log. Almost all registered methods are as short.
         const MAX_NAME_BYTES: usize = 16;
         match self {
             Method::Other if name.len() <= MAX_NAME_BYTES => Cow::Owned(name.to_owned()),

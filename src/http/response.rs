@@ -33,7 +33,7 @@ pub struct Response {
     /// `X-Request-Id`, `X-Content-Type-Options`, `Content-Length` and `Connection`, and a `Content-Type` and a
     /// `Cache-Control` if `headers` has none.
     pub headers: Vec<(&'static str, Cow<'static, str>)>,
-    /// The body: empty, or one line of JSON with a newline at its end, or of the `Content-Type` in `headers`.
+    /// The body: empty, or of the `Content-Type` in `headers`, or else one line of JSON with a newline at its end.
     pub body: Vec<u8>,
 }
 
@@ -139,9 +139,9 @@ impl Error {
         Response { headers: refusal.headers.clone(), ..Response::json(refusal.status, &refusal) }
     }
 
-    /// Logs the reason of an error of the server's, which the answer does not tell: the SQL and the database's message,
-    /// a panic, a lock, a wait that took too long. The line has the id of the `request`, if there is one. Logs no error
-    /// of the client's, because the log line about the request has the status.
+    /// Logs the reason of a server error, which the answer does not tell: the SQL and the database's message, a panic,
+    /// a lock, a wait that took too long. The line has the id of the `request`, if there is one. Logs no client error,
+    /// because the log line about the request has its status.
     pub(crate) fn log(&self, request: Option<&RequestId>) {
         use log::Level::{Error as Severe, Warn};
         match self {

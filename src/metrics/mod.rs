@@ -52,17 +52,17 @@ pub struct Metrics {
     durations: Mutex<BTreeMap<(&'static str, &'static str), Histogram>>,
     /// The number of refused requests, by the label `reason`.
     refusals: Mutex<BTreeMap<&'static str, u64>>,
-    /// The sizes of the batches of each lane, with the label of the lane.
-    batches: Vec<(&'static str, Mutex<Histogram>)>,
+    /// The sizes of the batches of each lane (queue of commands), with the label of the lane.
+    batch_sizes: Vec<(&'static str, Mutex<Histogram>)>,
     /// The number of clients' connections that were accepted since the start.
     pub accepted_connections: AtomicU64,
-    /// The number of times that a command was retried because it met a lock.
+    /// The number of times that a command was retried, because a lock or another command had blocked it.
     pub lock_retries: AtomicU64,
     /// The function that writes the metrics of other modules at each scrape.
     pub write_other_metrics: OnceLock<MetricsWriter>,
 }
 
-/// A function that writes metrics. It must not block.
+/// A function that writes metrics. It must not block, because a worker that receives requests calls the function.
 pub type MetricsWriter = Box<dyn Fn(&mut MetricsText) + Send + Sync>;
 
 /// The number of values in each bucket, and the sum of all values. The last bucket counts the values above the upper
@@ -88,7 +88,7 @@ impl Metrics {
             requests: Mutex::default(),
             durations: Mutex::default(),
             refusals: Mutex::new(labels.map(|label| (*label, 0)).collect()),
-            batches: lanes.iter().map(|lane| (*lane, Mutex::default())).collect(),
+            batch_sizes: lanes.iter().map(|lane| (*lane, Mutex::default())).collect(),
             accepted_connections: AtomicU64::default(),
             lock_retries: AtomicU64::default(),
             write_other_metrics: OnceLock::new(),
@@ -102,7 +102,7 @@ impl Metrics {
         durations.entry((method.name(), route)).or_default().add(duration.as_secs_f64(), &DURATION_BUCKETS);
     }
 
-    /// Counts a request that was refused before its route was known.
+    /// Counts a request that the frontend refuses. The frontend does not know the request's route.
     pub fn count_refusal(&self, status: u16) {
         *self.requests.lock().entry(("none", "none", status)).or_default() += 1;
         if let Some((_, label)) = REFUSAL_LABELS.iter().find(|(refused, _)| *refused == status) {
@@ -110,14 +110,14 @@ impl Metrics {
         }
     }
 
-    /// Counts why a request is answered by 503. The answer itself is counted by another call.
+    /// Counts the reason of an answer with status 503. Another call counts the answer itself, as every answer.
     pub fn count_busy(&self, reason: BusyReason) {
         *self.refusals.lock().entry(reason.into()).or_default() += 1;
     }
 
     /// Counts an executed batch of a lane. `lane` is the lane's index, `commands` the size of the batch.
     pub fn count_batch(&self, lane: usize, commands: usize) {
-        self.batches[lane].1.lock().add(commands as f64, &BATCH_SIZE_BUCKETS);
+        self.batch_sizes[lane].1.lock().add(commands as f64, &BATCH_SIZE_BUCKETS);
     }
 
     /// Writes all metrics of the service and of its process.
@@ -142,8 +142,8 @@ impl Metrics {
         let (help, count) = ("Connections of clients accepted.", self.accepted_connections.load(Relaxed));
         text.add_counter("userd_http_connections_accepted_total", help, count);
         text.add_family("userd_batch_size", "histogram", "Commands executed as one batch, by lane.");
-        for (lane, batches) in &self.batches {
-            text.add_histogram(&[("lane", lane)], &BATCH_SIZE_BUCKETS, &batches.lock());
+        for (lane, sizes) in &self.batch_sizes {
+            text.add_histogram(&[("lane", lane)], &BATCH_SIZE_BUCKETS, &sizes.lock());
         }
         self.write_other_metrics.get().inspect(|source| source(text));
         process::write(text);
@@ -157,7 +157,7 @@ mod tests {
     fn text(metrics: &Metrics) -> String {
         let mut text = MetricsText::default();
         metrics.write(&mut text);
-        text.written
+        text.text
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The metrics of the process that Prometheus' client libraries define (`process_…`), mostly read from /proc. A metric
-//! that the system does not tell is left out.
+//! The metrics `process_…`, with the names that Prometheus' client libraries give them. Reads most of them from /proc,
+//! and leaves out a metric whose value the system does not tell.
 
 use super::MetricsText;
 use nix::sys::resource::{Resource, getrlimit};
@@ -7,7 +7,7 @@ use nix::time::{ClockId, clock_gettime};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use std::{fs, sync::OnceLock};
 
-/// The ticks per second in which /proc/self/stat has times. Linux shows programs the same number on every machine.
+/// /proc/self/stat has times in ticks. Linux shows programs the same number of ticks per second on every machine.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// Writes the metrics of the process as they are now.

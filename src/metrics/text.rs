@@ -7,7 +7,7 @@ use std::fmt::Display;
 #[derive(Default)]
 pub struct MetricsText {
     /// The text so far, which is complete once all metrics are added.
-    pub written: String,
+    pub text: String,
     current_family: &'static str,
 }
 
@@ -15,7 +15,7 @@ impl MetricsText {
     /// Begins a family of metrics, to which the values that are added next belong. `kind` is `counter` (a number that
     /// only grows until the process ends), `gauge` or `histogram`; `help` is one line.
     pub fn add_family(&mut self, name: &'static str, kind: &str, help: &str) {
-        self.written += &format!("# HELP {name} {help}\n# TYPE {name} {kind}\n");
+        self.text += &format!("# HELP {name} {help}\n# TYPE {name} {kind}\n");
         self.current_family = name;
     }
 
@@ -51,6 +51,6 @@ impl MetricsText {
     fn add_sample(&mut self, suffix: &str, labels: &[(&str, &str)], value: impl Display) {
         let labels: Vec<_> = labels.iter().map(|(name, label)| format!("{name}=\"{label}\"")).collect();
         let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
-        self.written += &format!("{}{suffix}{labels} {value}\n", self.current_family);
+        self.text += &format!("{}{suffix}{labels} {value}\n", self.current_family);
     }
 }

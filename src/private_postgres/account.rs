@@ -1,8 +1,8 @@
 //! The account that PostgreSQL runs as. PostgreSQL refuses to run as root.
 //!
-//! Root opens files that the account could replace only within [`Account::with_rights`], where it has the account's
-//! rights. If the account puts a link in place of a file, the link leads root to no file that the account could not
-//! reach itself. This module knows nothing of clusters.
+//! To open files that the account could replace, root takes on the account's rights ([`Account::with_rights`]): a link
+//! that the account puts in place of a file then leads root to no file that the account could not reach itself. This
+//! module knows nothing of clusters.
 
 use super::{ClusterError, Result, SystemUser};
 use nix::libc;
@@ -63,8 +63,8 @@ impl Account {
         })
     }
 
-    /// Returns the owner of `dir`, if this process is root's and another user owns `dir`: files that root makes there
-    /// get no other owner. Else returns the account of [`Account::for_cluster`].
+    /// Returns the owner of `dir`, if this process is root's and another user owns `dir`, so that all files there have
+    /// one owner. Else returns the account of [`Account::for_cluster`].
     pub(super) fn owner_of(dir: &Path) -> Result<Account> {
         let found = fs::metadata(dir).ok().filter(|found| Uid::effective().is_root() && found.uid() != 0);
         let Some(found) = found else { return Account::for_cluster(true) };

@@ -59,7 +59,7 @@ impl Cluster {
                     Some(Err(error)) if error.code().is_some_and(|code| *code != SERVER_STARTS_OR_STOPS) => {
                         return Err(ClusterError::new(format!("cannot join {}: {error}", dir.display())));
                     }
-                    None if !may_join && wait.began.elapsed() >= MAX_STALE_LOCK_TIME => {
+                    None if !may_join && wait.began_at.elapsed() >= MAX_STALE_LOCK_TIME => {
                         return Err(directory::in_use_error(&dir));
                     }
                     _ => wait.pause(go_on, None, || directory::in_use_error(&dir).to_string())?,

@@ -49,14 +49,14 @@ pub type ShouldGoOn = fn(Option<u32>) -> bool;
 /// A wait for PostgreSQL or for another process, without a bound: if userd gave up during a recovery or a checkpoint,
 /// PostgreSQL would have to begin that work anew at the next start.
 struct Wait {
-    began: Instant,
+    began_at: Instant,
     /// How many lines about this wait userd's log has.
     logged_lines: u32,
 }
 
 impl Wait {
     fn begin() -> Wait {
-        Wait { began: Instant::now(), logged_lines: 0 }
+        Wait { began_at: Instant::now(), logged_lines: 0 }
     }
 
     /// Blocks for a few milliseconds. Logs `reason` every ten seconds. Fails if `go_on`, called with the process id of
@@ -66,8 +66,8 @@ impl Wait {
             return Err(ClusterError::new("interrupted"));
         }
         thread::sleep(POLL_INTERVAL);
-        if self.began.elapsed() >= LOG_INTERVAL * (self.logged_lines + 1) {
-            log::info!("waiting for {} s: {}", self.began.elapsed().as_secs(), reason());
+        if self.began_at.elapsed() >= LOG_INTERVAL * (self.logged_lines + 1) {
+            log::info!("waiting for {} s: {}", self.began_at.elapsed().as_secs(), reason());
             self.logged_lines += 1;
         }
         Ok(())
@@ -79,8 +79,8 @@ impl ClusterError {
         ClusterError(message.as_ref().trim().replace(['\n', '\r'], " "))
     }
 
-    /// Returns an error that quotes four lines of a program's output: the last four, or four from the first line with
-    /// FATAL or PANIC on, if that is earlier.
+    /// Returns an error that quotes four lines of a program's output: the last four, or, if an earlier line has FATAL
+    /// or PANIC, four from that line on.
     fn with_output(what: &str, output: &[u8]) -> ClusterError {
         let output = String::from_utf8_lossy(output);
         let lines: Vec<&str> = output.lines().map(str::trim).filter(|line| !line.is_empty()).collect();

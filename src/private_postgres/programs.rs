@@ -12,22 +12,23 @@ const MIN_VERSION: u32 = 13;
 /// Returns the directory of PostgreSQL's programs, and their major version. Takes the directory that `POSTGRES_BIN`
 /// names, or else the first directory with programs that the account can run.
 ///
-/// `wanted` is the major version that made the cluster: other versions cannot open it. `None` if there is none yet.
-pub(super) fn find(wanted: Option<u32>, account: &Account) -> Result<(PathBuf, u32)> {
+/// `wanted_major` is the major version that made the cluster: other versions cannot open it. `None` if there is no
+/// cluster yet.
+pub(super) fn find(wanted_major: Option<u32>, account: &Account) -> Result<(PathBuf, u32)> {
     let mut problem = None;
     for dir in candidate_dirs()? {
         let error = match major_version(&dir, account) {
-            Ok(major) if wanted.is_none_or(|wanted| wanted == major) => return Ok((dir, major)),
+            Ok(major) if wanted_major.is_none_or(|wanted| wanted == major) => return Ok((dir, major)),
             Ok(major) => ClusterError::new(format!(
                 "the cluster needs PostgreSQL {wanted}, and PostgreSQL {major} is installed: \
                  install {wanted} as well, or move the data with pg_upgrade or pg_dump",
-                wanted = wanted.unwrap_or_default()
+                wanted = wanted_major.unwrap_or_default()
             )),
             Err(error) => error,
         };
         problem.get_or_insert(error);
     }
-    let of_version = wanted.map(|wanted| format!("-{wanted}")).unwrap_or_default();
+    let of_version = wanted_major.map(|wanted| format!("-{wanted}")).unwrap_or_default();
     Err(problem.unwrap_or_else(|| {
         ClusterError::new(format!(
             "PostgreSQL's server programs (initdb, postgres) were not found; on Debian: \

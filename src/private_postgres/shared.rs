@@ -23,12 +23,12 @@ use std::time::Duration;
 /// other files starts a server of its own.
 const LAYOUT_VERSION: u32 = 6;
 
-/// The free bytes with which a file system is chosen for the server: a cluster takes 60 MB, a database some 8 MB, and
-/// there is the write-ahead log. Only the last candidate may have less.
+/// The fewest free bytes of a file system that is chosen for the server: a cluster takes 60 MB, a database some 8 MB,
+/// and there is the write-ahead log. Only the last candidate may have less.
 const MIN_FREE_BYTES: u64 = 2 << 30;
 
 /// The most time for which a process waits until another process has started or removed the server.
-const MAX_WAIT: Duration = Duration::from_secs(60);
+const MAX_JOIN_WAIT: Duration = Duration::from_secs(60);
 
 /// The further PostgreSQL settings of a server whose data are not kept: speed before safety.
 const SCRATCH_SETTINGS: [&str; 7] = [
@@ -102,7 +102,7 @@ impl SharedServer {
                     thread::spawn(move || server.child.wait());
                 }
                 drop(remover_input);
-            } else if wait.began.elapsed() >= MAX_WAIT {
+            } else if wait.began_at.elapsed() >= MAX_JOIN_WAIT {
                 return Err(directory::in_use_error(&dir));
             }
             wait.pause(|_| true, None, || format!("the PostgreSQL in {} starts or stops", dir.display()))?;
