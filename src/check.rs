@@ -20,12 +20,12 @@ pub struct Options {
     /// True if the check counts all users and compares the result with the stored counts, by which pages are found.
     pub compares_counts: bool,
     /// The changes that the check tries and rolls back.
-    pub changes: Changes,
+    pub changes: TriedChanges,
 }
 
 /// Which changes a check tries and rolls back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Changes {
+pub enum TriedChanges {
     /// The check tries no change.
     None,
     /// The check tries a create, changes and a delete, unless they would fire a trigger of another program.

@@ -2,7 +2,7 @@
 //! and rolls back. Adds a finding for each effect that is missing. Reads the catalog for effects that no statement of
 //! the trial shows, such as that of a trigger on TRUNCATE.
 
-use super::{Changes, Finding, Severity::*, add_findings};
+use super::{Finding, Severity::*, TriedChanges, add_findings};
 use crate::db::migrate::{GRANTS_HINT, Migrations, in_one_line};
 use crate::db::{ALL_TABLES, WRITTEN_TABLES, is_denied, is_read_only, is_transient, lacks_unique_index};
 use crate::db::{explain, probe::REMOVE_EXPIRED_KEYS, settings};
@@ -15,8 +15,8 @@ use std::{collections::BTreeMap, time::Duration};
 /// The longest time that a statement of the trial may take.
 const MAX_STATEMENT_TIME: Duration = Duration::from_secs(5);
 
-/// The most attempts at the trial, if locks of other sessions end an attempt.
-const MAX_TRIES: usize = 3;
+/// The most attempts at the trial. An attempt is repeated if locks of other sessions end it.
+const MAX_ATTEMPTS: usize = 3;
 
 /// A well-formed hash that no password matches.
 const UNMATCHED_HASH: &str = "$argon2id$v=19$m=19456,t=2,p=1$dXNlcmQgY2hlY2s$bm8gcGFzc3dvcmQ";
@@ -28,7 +28,7 @@ enum ExpectedResult {
     Plan,
     /// A row whose version and time of change are new. Later steps use the values in this row.
     NewRow,
-    /// A row. If the trial could not create a user, because the transaction refuses changes, no row is expected.
+    /// A row. A missing row is accepted in a read-only transaction, in which the trial cannot create a user.
     Row,
     /// No row, or a row that begins with null.
     NoRow,
@@ -55,13 +55,13 @@ const ERASE_ANSWERS: &str =
     "update idempotency_keys set answer = null where user_id = any (array(select $1::bigint))";
 
 /// An insert that PostgreSQL can plan only if the table has its primary key, because `on conflict` needs a unique
-/// index.
+/// index. The next two constants are such inserts for the other tables.
 const INSERT_USER: &str = "insert into users default values on conflict (id) do nothing";
 const INSERT_CREDENTIAL: &str = "insert into credentials default values on conflict (user_id) do nothing";
 const INSERT_KEY: &str = "insert into idempotency_keys default values on conflict (key) do nothing";
 
 /// Finds by how much the count in `user_counts` exceeds the number of rows of `users`, for the block of ids that
-/// contains the id $1. Finds no row if the excess is $2.
+/// contains the id $1. Returns no row if the excess is $2, the expected one.
 const FIND_COUNT_EXCESS: &str = "\
     select counted.n - stored.n as excess \
     from (select coalesce(sum(n), 0)::bigint as n from user_counts where block = $1::bigint >> 12) counted, \
@@ -108,8 +108,8 @@ const STEPS: [Step; 29] = [
     ("deletes are not counted", FIND_COUNT_EXCESS, "(:id, :excess)", NoRow, "trigger user_counts_delete"),
 ];
 
-/// Steps that are executed after the rollback of [`STEPS`], which removes the created user and its count together. The
-/// difference between the counts and the users has to be as it was before the rollback, and has to be 0.
+/// Steps that are executed after the rollback of [`STEPS`], which removes the created user and its count together.
+/// Therefore the rollback must not change the excess of the count. Without a flaw, the excess is 0.
 const STEPS_AFTER_ROLLBACK: [Step; 2] = [
     ("creates are not counted", FIND_COUNT_EXCESS, "(:id, :excess)", NoRow, "trigger user_counts_insert"),
     ("totals and pages are wrong", FIND_COUNT_EXCESS, "(:id, 0)", NoRow, "userd recount"),
@@ -124,9 +124,9 @@ const FIND_ENABLED_TRIGGERS: &str = "\
     where tgrelid = any (array(select to_regclass(name)::oid from unnest($1::text[]) name)) \
         and not tgisinternal and tgenabled in ('O', 'A')";
 
-/// Finds the functions that run with the rights of their owner although the owner lacks a right that the function
-/// sometimes needs: to add up counts, or to clear a table after a TRUNCATE. Columns: the problem, and the remedy, which
-/// makes the owner of `users` the owner of the function and of its table.
+/// Finds the `security definer` functions whose owner lacks a right that the function sometimes needs, to add up counts
+/// or to clear a table after a TRUNCATE. Columns: the problem, and the remedy, which makes the owner of `users` the
+/// owner of the function and of its table.
 const FIND_OWNERS_WITHOUT_RIGHTS: &str = "\
     select format('changes get 500 at times, as the owner of %s() may not use %s so', f, t), \
         format('alter table %2$s owner to %3$I; alter function %1$s() owner to %3$I', f, t, pg_get_userbyid(relowner)) \
@@ -141,16 +141,16 @@ const FIND_OWNERS_WITHOUT_RIGHTS: &str = "\
 const FIND_ID_SEQUENCE: &str = "select name, has_sequence_privilege(name, 'SELECT') \
     from pg_get_serial_sequence('users', 'id') name where name is not null";
 
-/// Returns a row if the next id of the sequence is taken, or if there is no next id: creates would fail. `SEQUENCE`
-/// stands for the name of the sequence.
-const NEXT_ID_IS_UNAVAILABLE: &str = "select last_value from SEQUENCE where last_value = bigint '9223372036854775807' \
+/// Finds the last value of the sequence of ids if the next id is taken, or if there is no next id, so that creates
+/// fail. `SEQUENCE` stands for the name of the sequence.
+const FIND_UNUSABLE_NEXT_ID: &str = "select last_value from SEQUENCE where last_value = bigint '9223372036854775807' \
     or exists (select from users where id >= last_value and (id > last_value or not is_called))";
 
 const SET_ID_SEQUENCE: &str =
     "select setval(pg_get_serial_sequence('users', 'id'), coalesce(max(id), bigint '1')) from users";
 
-/// Finds the process ids of the sessions that hold or wait for a lock on the tables $1 that makes reads or changes
-/// wait.
+/// Finds the process ids of the sessions that have, or have requested, a lock on one of the tables $1 which blocks
+/// reads or changes. Returns the ids in one text.
 const FIND_LOCK_HOLDERS: &str = "\
     select coalesce(string_agg(distinct pid::text, ', '), 'gone now') from pg_locks \
     where relation = any (array(select to_regclass(name)::oid from unnest($1::text[]) name)) and pid <> pg_backend_pid() \
@@ -177,7 +177,7 @@ struct Trial<'a> {
 pub(super) fn try_service(
     client: &mut Client,
     migrations: &Migrations,
-    changes: Changes,
+    changes: TriedChanges,
 ) -> Result<Vec<Finding>, Error> {
     // Checks deferred constraints after each statement, because the commit, which would check them, never comes. Reads
     // null in the text of an array as null, whatever the role's setting is, because a service sends no such text.
@@ -185,7 +185,7 @@ pub(super) fn try_service(
         set local idle_in_transaction_session_timeout = '5s'; set constraints all immediate";
     const READ_KEY_AND_SCHEMA: &str = "select gen_random_uuid()::text, quote_ident(current_schema()::text), \
         current_setting('transaction_read_only') = 'on'";
-    for _ in 0..MAX_TRIES {
+    for _ in 0..MAX_ATTEMPTS {
         let isolated = client.build_transaction().isolation_level(IsolationLevel::ReadCommitted);
         let mut transaction = isolated.start()?;
         transaction.batch_execute(&(settings::setup_statements("set local", MAX_STATEMENT_TIME) + SET_UP))?;
@@ -209,13 +209,13 @@ pub(super) fn try_service(
 
 impl Trial<'_> {
     /// Executes all steps. Ends early if a finding would make later findings misleading.
-    fn execute_steps(&mut self, changes: Changes) -> Result<(), Error> {
+    fn execute_steps(&mut self, changes: TriedChanges) -> Result<(), Error> {
         self.make_read_only_if_needed(changes)?;
         for row in self.transaction.query_typed(FIND_OWNERS_WITHOUT_RIGHTS, &[])? {
             self.add_problem(row.get(0), "", row.get(1));
         }
         for row in self.transaction.query_typed(FIND_ID_SEQUENCE, &[])? {
-            let (sql, count) = (NEXT_ID_IS_UNAVAILABLE.replace("SEQUENCE", row.get(0)), self.findings.len());
+            let (sql, count) = (FIND_UNUSABLE_NEXT_ID.replace("SEQUENCE", row.get(0)), self.findings.len());
             let what = "the sequence of ids is behind them or at its end, so that creates fail";
             if !row.get::<_, bool>(1) {
                 let line = "the role may not see the sequence of ids, which may be behind them";
@@ -253,8 +253,7 @@ impl Trial<'_> {
                 Some(trigger) if is_made && trigger.ends_with(&format!(" {function}")) => {
                     self.enabled_triggers.push(format!("trigger {name}"));
                 }
-                // Adds no finding, because the step that looks for this trigger adds a finding if the trigger is not
-                // one of `enabled_triggers`.
+                // Adds no finding, because the step that needs this trigger does so if `enabled_triggers` lacks it.
                 Some(_) => {}
                 None if made.is_some() => {
                     let what = format!("a further trigger executes {function}");
@@ -267,11 +266,11 @@ impl Trial<'_> {
     }
 
     /// Makes the transaction read-only if the trial is not to try changes, and adds a note with the reason.
-    fn make_read_only_if_needed(&mut self, changes: Changes) -> Result<(), Error> {
+    fn make_read_only_if_needed(&mut self, changes: TriedChanges) -> Result<(), Error> {
         let foreign = self.read_triggers()?.join(", ");
         let why = match changes {
-            Changes::None => "--read-only leaves them out".to_owned(),
-            Changes::WithoutTriggers if !foreign.is_empty() => format!(
+            TriedChanges::None => "--read-only leaves them out".to_owned(),
+            TriedChanges::WithoutTriggers if !foreign.is_empty() => format!(
                 "no rollback may undo what triggers of another program do; --fire-triggers fires them: {foreign}"
             ),
             _ if self.is_read_only => "the database accepts none".to_owned(),

@@ -1,7 +1,7 @@
 //! The subcommands for operators: `userd migrate`, `check`, `recount`, `grants` and `config`.
 
 use super::{Failure, arguments::Args, commands, embedded, environment, print};
-use crate::check::{self, Changes, Finding, Options, Severity};
+use crate::check::{self, Finding, Options, Severity, TriedChanges};
 use crate::{Database, Secret, config::ShownSetting, server};
 
 /// Applies the missing migrations and prints them, even if another schema of the database has userd's tables. Blocks
@@ -31,9 +31,9 @@ pub fn print_grants(args: &Args) -> Result<(), Failure> {
 pub fn check(args: &Args) -> Result<(), Failure> {
     let mut findings = Vec::new();
     let changes = match (args.has(commands::READ_ONLY), args.has(commands::FIRE_TRIGGERS)) {
-        (true, _) => Changes::None,
-        (_, true) => Changes::WithTriggers,
-        _ => Changes::WithoutTriggers,
+        (true, _) => TriedChanges::None,
+        (_, true) => TriedChanges::WithTriggers,
+        _ => TriedChanges::WithoutTriggers,
     };
     let options = Options { compares_counts: args.has(commands::COUNTS), changes };
     let finding = |severity, subject, line| Finding { severity, subject, line };

@@ -23,7 +23,7 @@ const NOT_AN_ID: &str = "must be an id, one for each parameter, as in id=3&id=5:
 
 /// The most unknown parameters that a refusal names, because the answer must not repeat a query of thousands of
 /// parameters.
-const MAX_UNKNOWN_NAMES_SHOWN: usize = 10;
+const MAX_SHOWN_NAMES: usize = 10;
 /// The most characters that a refusal shows of the name of an unknown parameter.
 const MAX_SHOWN_NAME_CHARS: usize = 64;
 
@@ -155,7 +155,7 @@ impl<'a> Query<'a> {
     /// may be a token. Fails with [`Error::InvalidQuery`] if the query has violations of any kind.
     fn refuse_unknown(mut self, known: &[&str]) -> Result<(), Error> {
         let unknown = self.parameters.iter().map(|(name, _)| name).filter(|name| !known.contains(&&***name));
-        let unknown: Vec<_> = unknown.take(MAX_UNKNOWN_NAMES_SHOWN).cloned().collect();
+        let unknown: Vec<_> = unknown.take(MAX_SHOWN_NAMES).cloned().collect();
         for name in unknown {
             let meant = known.iter().find(|known| known.eq_ignore_ascii_case(&name));
             let served = match (meant, known.split_last()) {
@@ -322,7 +322,7 @@ mod tests {
         let many = format!("/users/1?{}", "a&".repeat(3000));
         match refuse_query(&Request::get(many)) {
             Err(Error::InvalidQuery(violations)) => {
-                assert_eq!(violations.len(), MAX_UNKNOWN_NAMES_SHOWN);
+                assert_eq!(violations.len(), MAX_SHOWN_NAMES);
                 assert_eq!(violations[0].message, "is not a parameter here; there is none");
             }
             other => panic!("{other:?}"),

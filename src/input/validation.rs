@@ -13,11 +13,11 @@ use serde_json::{Map, Value};
 /// would not understand the pattern.
 const NO_NUL_PATTERN: &str = r"^[^\x00]*$";
 
-/// The files of the schemas of bodies, by the names that the description of the service (`openapi.json`) uses.
+/// The file names by which the description of the service (`openapi.json`) refers to the schemas of bodies.
 const SCHEMA_FILES: [&str; 3] = ["create-user.basic.json", "patch-user.basic.json", "authenticate.json"];
 
-/// Returns the schema of a body by its file name in the description of the service (`openapi.json`): the schema in this
-/// file, or its strict variant. Returns `None` if no body has a schema with this file name.
+/// Returns the schema of a body in this variant. `name` is one of `SCHEMA_FILES`, whatever the variant; for another
+/// name, returns `None`.
 pub fn find_schema(name: &str, variant: Schema) -> Option<Value> {
     let text = match (name, variant) {
         ("create-user.basic.json", Schema::Basic) => include_str!("../../schemas/create-user.basic.json"),
@@ -68,10 +68,10 @@ impl BodySchema {
     fn new(mut schema: Value, mode: config::Validation) -> BodySchema {
         let email = schema.pointer_mut("/properties/email").and_then(Value::as_object_mut);
         let has_email_format = email.is_some_and(|email| email.remove("format").is_some());
-        // Compiles the schema by the draft of JSON Schema that its file names. The files name draft 7, because its
-        // meta-schema is one file in memory, and those of later drafts are eight. Adds no format of ours, because
-        // `jsonschema::options` is generic: rustc would compile all keywords once more for this crate.
-        let validator = jsonschema::validator_for(&schema).expect("a schema of this crate is one");
+        // Compiles the schema by the draft of JSON Schema that it names: draft 7, whose meta-schema takes less memory
+        // than those of later drafts. Does not add our rule for addresses to the validator, because rustc would compile
+        // the generic `jsonschema::options` once more.
+        let validator = jsonschema::validator_for(&schema).expect("a schema of this crate is valid");
         BodySchema { validator, has_email_format, mode }
     }
 
@@ -109,12 +109,12 @@ pub fn parse_object(body: &[u8]) -> Result<Map<String, Value>, Error> {
         Err(error) => error.to_string(),
     };
     let message = describe_common_mistake(body).map(str::to_owned);
-    Err(Error::InvalidJson(message.unwrap_or_else(|| describe_other_mistake(body, &problem))))
+    Err(Error::InvalidJson(message.unwrap_or_else(|| describe_non_object(body, &problem))))
 }
 
-/// Returns the message about a body that is no JSON object and shows no common mistake. The message has only the first
-/// character of the body, because the body may contain a password.
-fn describe_other_mistake(body: &[u8], problem: &str) -> String {
+/// Returns the message about a body that is not a JSON object, for a body without a common mistake. Shows only the
+/// first character of the body, because the body may contain a password.
+fn describe_non_object(body: &[u8], problem: &str) -> String {
     let first = String::from_utf8_lossy(body).trim_ascii_start().chars().next().unwrap_or_default();
     format!(
         "the body is not a JSON object: it begins with {first:?} ({problem}); a file arrives as it is: curl -d @user.json"

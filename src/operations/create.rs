@@ -53,10 +53,11 @@ pub(crate) const CREATE: &str = r#"
     returning id, name, email, created_at, updated_at, version, null::bytea as fingerprint, bigint '1' as position"#;
 
 /// Creates users in the order of their addresses, so that two batches cannot deadlock. Of users with equal addresses,
-/// stores the first. `set_config` passes the position of a create to `returning`, which cannot see `given`; no other
-/// value of a row leads back to its create, because a trigger may change every value. An insert reads, stores and
-/// returns a row before it reads the next row, so that `returning` finds the position of its own row. To draw the ids
-/// first and join by id would need a right on the sequence, which `userd grants` does not give.
+/// stores the first.
+///
+/// Each row has the position of its create in the arguments. `returning` cannot read the position from `given`, so that
+/// `set_config` stores it before a row is inserted, and `returning` reads it before the next row. A trigger may
+/// change any other value of the row, and a service has no right to draw ids from the sequence first.
 pub(crate) const CREATE_MANY: &str = r#"
     with given as materialized (
         select name, email, position
@@ -69,10 +70,11 @@ pub(crate) const CREATE_MANY: &str = r#"
     returning id, name, email, created_at, updated_at, version, null::bytea as fingerprint,
         current_setting('userd.position')::bigint as position"#;
 
-/// Creates users, or finds the kept answers of their idempotency keys. $1 and $2: names and addresses. $3: hashes of
-/// the passwords, or nulls. $4 and $5: digests of the keys, no two of which are equal, and fingerprints of the bodies,
-/// or nulls. Returns no row for a user whose address is taken. For the position, see `CREATE_MANY`. The answer to a
-/// create is kept for 24 hours, as JSON of the user's row.
+/// Creates users as [`CREATE_MANY`] does, or finds the kept answers of their idempotency keys. Keeps the answer to a
+/// create with a key for 24 hours, as JSON of the user's row.
+///
+/// $1 and $2: names and addresses. $3: hashes of the passwords, or nulls. $4 and $5: digests of the keys, no two of
+/// which are equal, and fingerprints of the bodies, or nulls.
 pub(crate) const CREATE_WITH_KEYS: &str = r#"
     with given as materialized (
         select * from unnest($1::text[], $2::text[], $3::text[], $4::bytea[], $5::bytea[])

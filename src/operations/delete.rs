@@ -1,6 +1,6 @@
 //! `DELETE /users/{id}`: deletes a user, if the user's revision meets the precondition.
 
-use super::{Change, Lane, Operations, Outcome, Step, changed_row, match_params};
+use super::{Change, Lane, Operations, Outcome, Step, changed_row, etag_params};
 use crate::db::{Failure, Pool, session::Param};
 use crate::error::Error;
 use crate::http::{Request, Response};
@@ -34,8 +34,8 @@ impl Delete {
 pub(crate) const DELETE: &str = "
     delete from users where id = $1 and ($2::boolean or version = $3::bigint and updated_at = $4::timestamptz) returning id";
 
-/// Deletes several users. Reports users that another transaction has locked, instead of waiting for the lock, as
-/// `UPDATE_MANY` does.
+/// Deletes several users. Returns the outcome of each delete: `locked` for a user that another transaction has locked,
+/// instead of waiting for the lock.
 pub(crate) const DELETE_MANY: &str = "
     with given as materialized (
         select * from unnest($1::bigint[], $2::boolean[], $3::bigint[], $4::timestamptz[])
@@ -60,7 +60,7 @@ pub(crate) const DELETE_MANY: &str = "
 impl Change for Delete {
     fn execute_batch(pool: &Pool, changes: &[&Self], deadline: Instant) -> Result<Vec<Row>, Failure> {
         let ids: Vec<i64> = changes.iter().map(|delete| delete.id).collect();
-        let tags = changes.iter().map(|delete| match_params(&delete.condition, None));
+        let tags = changes.iter().map(|delete| etag_params(&delete.condition, None));
         let (any, versions, times): (Vec<_>, Vec<_>, Vec<_>) = tags.collect();
         let params: [Param; 4] = [
             (&ids, Type::INT8_ARRAY),
@@ -79,7 +79,7 @@ impl Change for Delete {
     fn execute_unbatched(&mut self, operations: &Operations, deadline: Instant) -> Result<Outcome, Failure> {
         let Delete { id, condition } = self;
         let before = if condition.fits_batch() { None } else { Some(operations.find_match(*id, condition)?) };
-        let (is_any, version, updated_at) = match_params(condition, before.as_ref());
+        let (is_any, version, updated_at) = etag_params(condition, before.as_ref());
         let params: [Param; 4] = [
             (id, Type::INT8),
             (&is_any, Type::BOOL),

@@ -32,8 +32,10 @@ impl List {
 }
 
 /// Finds pages of the list of all users. $1: the position of each page's first row, from 0. $2: the most rows of each
-/// page. $3: true if positions count from the last user. Looks the first row of a page up from the nearer end of its
-/// block of ids. Returns an empty page as one row of nulls with the total. See `V2__user_counts.sql`.
+/// page. $3: true if positions count from the last user. Returns an empty page as one row of nulls with the total.
+///
+/// `user_counts` has the number of users in each block of 4096 ids. The statement adds these numbers up to find the
+/// block of the first row, and then skips rows from the nearer end of this block.
 pub const FIND_PAGES: &str = "
     with blocks as materialized (
         select block, sum(n)::int as n, sum(sum(n)::int) over (order by block rows unbounded preceding) as upto

@@ -168,8 +168,8 @@ impl Step {
     }
 }
 
-/// Returns how long a command pauses before a retry, because the command has met a lock. `retries`: how often the
-/// command was retried before.
+/// Returns how long a command that has met a lock pauses before its next retry. `retries`: how often the command was
+/// retried before.
 pub(crate) fn retry_pause(retries: usize) -> Duration {
     Duration::from_millis(10 << retries.min(3))
 }
@@ -264,9 +264,9 @@ impl Operations {
         }
     }
 
-    /// Executes changes with one statement and one commit. Each change gets the outcome of a statement of its own: if
-    /// the database refuses the statement for a reason that may concern only some of the changes, executes each change
-    /// alone; if the batch meets a lock, has each change retried alone. Refuses changes whose deadline is too near.
+    /// Executes changes with one statement and one commit. If the database refuses the statement for a reason that may
+    /// concern only some of the changes, executes each change alone. If the statement meets a lock, has each change
+    /// retried. Refuses changes whose deadline is too near.
     fn execute_changes<C: Change>(&self, mut batch: Vec<BatchItem<C>>) {
         /// Time that a change needs beside its statement, which takes up to `statement_timeout`. A change with less
         /// time left than both together is refused, so that its batch does not wait for a session in vain.
@@ -344,10 +344,9 @@ fn changed_row(row: Option<&Row>) -> Result<Option<&Row>, Failure> {
 }
 
 /// Returns three parameters by which a statement changes a row only at an allowed revision: true if every revision is
-/// allowed, and otherwise the version and the time of change of the one allowed revision. This is the revision of
-/// `before`, a user that was read earlier, or the one revision in the condition. Nulls allow no revision, because no
-/// row has nulls there.
-fn match_params(condition: &Condition, before: Option<&User>) -> (bool, Option<i64>, Option<OffsetDateTime>) {
+/// allowed; the version and the time of change of the only allowed revision, or nulls. This is the revision of
+/// `before`, the user as read earlier, or else the revision in the condition.
+fn etag_params(condition: &Condition, before: Option<&User>) -> (bool, Option<i64>, Option<OffsetDateTime>) {
     let revision = before.map(User::revision).or_else(|| condition.if_match.as_ref()?.first().copied());
     let is_any = before.is_none() && condition.if_match.is_none();
     (is_any, revision.map(|revision| revision.version), revision.map(|revision| revision.updated_at))

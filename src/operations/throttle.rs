@@ -2,8 +2,8 @@
 //! minute.
 //!
 //! Counts in the memory of this process alone. Counts at most [`MAX_PAIRS`] pairs of a peer and an account, beside
-//! pairs whose password is being verified. When there are so many, a new pair replaces the oldest pair of the peer with
-//! the most pairs, and this peer is refused further accounts. Knows nothing of passwords or of the database: an account
+//! pairs whose password is being verified. At this limit, a new pair replaces the oldest pair of the peer with the
+//! most pairs; a new pair of that peer itself is refused. Knows nothing of passwords or of the database: an account
 //! that does not exist is counted like any other account.
 
 use crate::{db::Failure, error::Error, http::PeerKey};
@@ -12,8 +12,8 @@ use std::collections::{HashMap, VecDeque, hash_map::RandomState};
 use std::time::{Duration, Instant};
 use std::{hash::BuildHasher, sync::Arc};
 
-/// How long a wrong password counts.
-const COUNTED_TIME: Duration = Duration::from_secs(60);
+/// The time for which a wrong password is counted.
+const COUNT_WINDOW: Duration = Duration::from_secs(60);
 
 /// The most pairs of a peer and an account that are counted: some 4 MiB if each pair has ten wrong passwords.
 const MAX_PAIRS: usize = 16 << 10;
@@ -96,7 +96,7 @@ impl Throttle {
 
     /// Puts the clock ahead for a test.
     #[cfg(any(test, feature = "testing"))]
-    pub fn advance(&self, time: Duration) {
+    pub fn advance_clock(&self, time: Duration) {
         self.attempts.lock().clock_lead += time;
     }
 
@@ -134,16 +134,15 @@ impl CountedAttempts {
         Instant::now() + self.clock_lead
     }
 
-    /// Forgets a pair if [`MAX_PAIRS`] pairs are counted, so that a pair of this peer can be counted: first, every pair
-    /// without a wrong password in the last minute; if there is none, the oldest pair of the peer with the most pairs.
-    /// If this peer itself has the most pairs, refuses this peer instead. Keeps each pair whose password is being
-    /// verified.
+    /// Makes a new pair of `peer` possible if [`MAX_PAIRS`] pairs are counted: forgets every pair without a wrong
+    /// password in the last minute or, if there is none, the oldest pair of the peer with the most pairs. Fails if this
+    /// peer is `peer` itself. Keeps each pair whose password is being verified.
     fn evict_if_full(&mut self, peer: PeerKey, now: Instant) -> Result<(), Error> {
         if self.pairs.len() < MAX_PAIRS {
             return Ok(());
         }
         self.pairs.retain(|_, count| {
-            count.unverified_count > 0 || count.wrong_times.back().is_some_and(|at| now < *at + COUNTED_TIME)
+            count.unverified_count > 0 || count.wrong_times.back().is_some_and(|at| now < *at + COUNT_WINDOW)
         });
         if self.pairs.len() < MAX_PAIRS {
             return Ok(());
@@ -170,7 +169,7 @@ impl PairCount {
     /// Forgets wrong passwords that are older than a minute. Fails with [`Error::TooManyAttempts`] if at least `limit`
     /// wrong passwords are left.
     fn refuse_excess(&mut self, limit: usize, now: Instant) -> Result<(), Error> {
-        while self.wrong_times.front().is_some_and(|at| now >= *at + COUNTED_TIME) {
+        while self.wrong_times.front().is_some_and(|at| now >= *at + COUNT_WINDOW) {
             self.wrong_times.pop_front();
         }
         match self.wrong_times.front() {
@@ -182,7 +181,7 @@ impl PairCount {
 
 /// Returns a refusal that lasts until the oldest wrong password is a minute old.
 fn too_many_attempts(oldest: Instant, now: Instant) -> Error {
-    let left = (oldest + COUNTED_TIME).saturating_duration_since(now);
+    let left = (oldest + COUNT_WINDOW).saturating_duration_since(now);
     Error::TooManyAttempts(left.as_secs() + 1)
 }
 
@@ -202,7 +201,7 @@ mod tests {
     }
 
     fn advance(throttle: &Throttle, seconds: u64) {
-        throttle.advance(Duration::from_secs(seconds));
+        throttle.advance_clock(Duration::from_secs(seconds));
     }
 
     #[test]

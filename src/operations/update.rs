@@ -3,7 +3,7 @@
 //! A missing user is answered 404 even if the body is invalid. Therefore the user is looked up before a body is refused
 //! or a password is hashed. For all other requests, the statement of the change finds out whether the user exists.
 
-use super::{Change, Command, Find, Lane, Operations, Outcome, Step, answer_user, changed_row, match_params};
+use super::{Change, Command, Find, Lane, Operations, Outcome, Step, answer_user, changed_row, etag_params};
 use crate::db::{Failure, Pool, session::Param};
 use crate::error::Error;
 use crate::http::Request;
@@ -75,10 +75,10 @@ pub(crate) const UPDATE: &str = "
 
 /// Changes a user and the password. $7: the hash of the new password; null removes the password.
 ///
-/// The `delete` does not see a password that another transaction stores meanwhile, because such a password is newer
-/// than the statement's snapshot: the user would keep the password. Therefore a stored password draws a new version,
-/// and the caller removes a password only from the version of the user that was read. Therefore the statement also
-/// locks the user first, even if nothing is to be changed, and so waits for the other transaction.
+/// The `delete` does not see a password that another transaction stores while this statement waits for its lock.
+/// Therefore a stored password changes the version of the user, and the caller removes a password only from the version
+/// that it has read. The statement locks the user first, even if nothing is to be changed, so that it meets the new
+/// version.
 pub(crate) const UPDATE_PASSWORD: &str = "
     with target as materialized (
         select id from users where id = $1 and ($2::boolean or version = $3::bigint and updated_at = $4::timestamptz)
@@ -150,7 +150,7 @@ impl Update {
         let is_read_first = matches!(password, Some(None)) || !condition.fits_batch();
         let mut before = if is_read_first { Some(operations.find_match(*id, condition)?) } else { None };
         loop {
-            let (is_any, version, updated_at) = match_params(condition, before.as_ref());
+            let (is_any, version, updated_at) = etag_params(condition, before.as_ref());
             let hash = hash.as_ref().map(PasswordHash::as_text);
             let params: [Param; 7] = [
                 (id, Type::INT8),
@@ -196,7 +196,7 @@ fn has_all_values(user: &User, changes: &UserChanges) -> bool {
 impl Change for Update {
     fn execute_batch(pool: &Pool, changes: &[&Self], deadline: Instant) -> Result<Vec<Row>, Failure> {
         let ids: Vec<i64> = changes.iter().map(|update| update.id).collect();
-        let tags = changes.iter().map(|update| match_params(&update.condition, None));
+        let tags = changes.iter().map(|update| etag_params(&update.condition, None));
         let (any, versions, times): (Vec<_>, Vec<_>, Vec<_>) = tags.collect();
         let (names, emails): (Vec<_>, Vec<_>) =
             changes.iter().map(|update| (&update.changes.name, &update.changes.email)).unzip();

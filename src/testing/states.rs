@@ -84,7 +84,7 @@ impl RunningService {
             return Err(Refusal::new(404, "no state was saved under this name"));
         }
         self.execute(&restore, deadline)?;
-        self.server.app.operations.throttle.advance(Duration::from_secs(60));
+        self.server.app.operations.throttle.advance_clock(Duration::from_secs(60));
         match name {
             Some(_) => self.interceptor.lock().remove_faults(),
             None => *self.interceptor.lock() = Interceptor::default(),
@@ -101,7 +101,7 @@ impl RunningService {
             time.as_secs_f64()
         );
         self.execute(&age, deadline)?;
-        self.server.app.operations.throttle.advance(time);
+        self.server.app.operations.throttle.advance_clock(time);
         Ok(())
     }
 

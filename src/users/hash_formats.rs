@@ -186,8 +186,8 @@ fn parse_bcrypt(text: &str) -> Option<ParsedHash<'_>> {
     Some(ParsedHash { ignores_part, ..parsed })
 }
 
-/// Makes a bcrypt hash verify a digest of the password without the white space at the password's ends, as WordPress
-/// does since 6.8.
+/// Makes a bcrypt hash verify as WordPress does since 6.8: cuts white space off the password's ends, and passes a
+/// digest of the rest to bcrypt.
 fn digest_before_bcrypt(bcrypt: ParsedHash<'_>) -> ParsedHash<'_> {
     let matches = move |password: &str| {
         let mut mac = Hmac::<Sha384>::new_from_slice(b"wp-sha384").expect("a key of any length is one");

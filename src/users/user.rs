@@ -1,5 +1,5 @@
-//! The user record, and the bodies that create or change a user, with the guard against mass assignment: a body that
-//! sets any other field is refused.
+//! The user record, and the bodies that create or change a user. A body with a field that clients may not set is
+//! refused (mass assignment).
 //!
 //! This module knows neither SQL nor HTTP: it reads and writes JSON values.
 
@@ -117,7 +117,8 @@ impl UserChanges {
     }
 
     /// Parses the body of a PUT or a PATCH. Refuses every field but name, email and password (mass assignment). Then
-    /// refuses values that the column cannot hold, addresses with control characters, and passwords that are too short.
+    /// refuses values that their columns cannot hold, addresses with control characters, and passwords that are too
+    /// short.
     pub fn from_body(body: Map<String, Value>) -> Result<UserChanges, Error> {
         UserChanges::parse(body, false)
     }
