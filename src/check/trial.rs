@@ -39,7 +39,7 @@ use ExpectedResult::*;
 /// the step only looks for a trigger; the arguments, in which `:name` stands for a value of the user; the expected
 /// result; and the remedy, which is a statement, a command, or the name of a trigger or index that the migrations
 /// create.
-type Step<'a> = (&'a str, &'a str, &'a str, ExpectedResult, &'a str);
+type TrialStep<'a> = (&'a str, &'a str, &'a str, ExpectedResult, &'a str);
 
 const CREATE_ARGUMENTS: &str = r#"('{n}', '{:key@userd.invalid}', '{":password_hash"}', '{:key}', '{:key}')"#;
 const RENAME_ARGUMENTS: &str = "('{:id}', '{true}', '{null}', '{null}', '{n}', '{null}')";
@@ -70,7 +70,7 @@ const FIND_COUNT_EXCESS: &str = "\
 
 /// The steps of the trial. First come triggers whose effect no statement of the trial shows, then statements that are
 /// only planned, then statements of requests, which use the rows that earlier steps have made.
-const STEPS: [Step; 29] = [
+const STEPS: [TrialStep; 29] = [
     ("SQL may change the id of a user", "", "", Plan, "trigger user_id_is_fixed"),
     ("totals are wrong after a TRUNCATE", "", "", Plan, "trigger user_counts_truncate"),
     ("a TRUNCATE leaves values of users", "", "", Plan, "trigger idempotency_erase_all"),
@@ -110,7 +110,7 @@ const STEPS: [Step; 29] = [
 
 /// Steps that are executed after the rollback of [`STEPS`], which removes the created user and its count together.
 /// Therefore the rollback must not change the excess of the count. Without a flaw, the excess is 0.
-const STEPS_AFTER_ROLLBACK: [Step; 2] = [
+const STEPS_AFTER_ROLLBACK: [TrialStep; 2] = [
     ("creates are not counted", FIND_COUNT_EXCESS, "(:id, :excess)", NoRow, "trigger user_counts_insert"),
     ("totals and pages are wrong", FIND_COUNT_EXCESS, "(:id, 0)", NoRow, "userd recount"),
 ];
@@ -253,7 +253,7 @@ impl Trial<'_> {
                 Some(trigger) if is_made && trigger.ends_with(&format!(" {function}")) => {
                     self.enabled_triggers.push(format!("trigger {name}"));
                 }
-                // Adds no finding, because the step that needs this trigger does so if `enabled_triggers` lacks it.
+                // Adds no finding here: the step that needs this trigger adds one if `enabled_triggers` lacks it.
                 Some(_) => {}
                 None if made.is_some() => {
                     let what = format!("a further trigger executes {function}");
@@ -284,7 +284,7 @@ impl Trial<'_> {
     /// Plans the statement of a step, executes the statement if more than a plan is expected, and adds the findings.
     /// Returns false if later steps cannot be executed, because this statement was refused or has not made the user
     /// that later steps need.
-    fn execute_step(&mut self, &(what, sql, arguments, expected, remedy): &Step) -> Result<bool, Error> {
+    fn execute_step(&mut self, &(what, sql, arguments, expected, remedy): &TrialStep) -> Result<bool, Error> {
         if remedy.starts_with("trigger ") && !self.enabled_triggers.iter().any(|trigger| trigger == remedy) {
             self.add_problem(what, "", remedy);
         }
@@ -373,8 +373,8 @@ impl Trial<'_> {
         }
     }
 
-    /// Returns the remedy of a [`Step`] as text to paste: a command, or statements that begin with setting the schema,
-    /// so that any session may execute them. `None` if the step has no remedy.
+    /// Returns the remedy of a [`TrialStep`] as text to paste: a command, or statements that begin with setting the
+    /// schema, so that any session may execute them. `None` if the step has no remedy.
     fn remedy_text(&self, remedy: &str) -> Option<String> {
         let made = |name: &str| self.migrations.find_statement(&format!("create {name} "));
         let (kind, name) = remedy.rsplit_once(' ')?;

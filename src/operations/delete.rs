@@ -14,7 +14,7 @@ use std::time::Instant;
 pub struct Delete {
     /// The id of the user to be deleted.
     pub id: i64,
-    /// The precondition (`If-Match`). A condition that does not [fit a batch](Condition::fits_batch) has the request
+    /// The precondition (`If-Match`). If the condition does not [fit a batch](Condition::fits_batch), the request is
     /// executed alone.
     pub condition: Condition,
 }

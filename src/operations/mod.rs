@@ -144,7 +144,7 @@ pub enum Lane {
     Hash,
 }
 
-/// The next step of a command, with all that the queues need to order commands.
+/// The next step of a command: the lane of the step, and what the lane needs to order commands and to limit batches.
 #[derive(Debug, Clone, Copy)]
 pub struct Step {
     /// The lane that the command is queued in.

@@ -21,7 +21,7 @@ pub struct Update {
     pub id: i64,
     /// The fields to be changed. An update in a batch changes no password.
     pub changes: UserChanges,
-    /// The precondition (`If-Match`). A condition that does not [fit a batch](Condition::fits_batch) has the request
+    /// The precondition (`If-Match`). If the condition does not [fit a batch](Condition::fits_batch), the request is
     /// executed alone.
     pub condition: Condition,
     /// The hash of the new password; `None` until the password is hashed, or if no password is set.
@@ -101,9 +101,9 @@ pub(crate) const UPDATE_PASSWORD: &str = "
     )
     select * from updated";
 
-/// Changes several users. Skips rows that another transaction has locked. Locks only rows that will change, because a
-/// lock is written and committed like a change. Leaves out changes of an address, which may have to wait for another
-/// transaction that takes the address.
+/// Changes several users. Returns the outcome of each change: `locked` if another transaction has locked the user, and
+/// `by itself` for a new address, because such a change may have to wait for a transaction that takes the address.
+/// Locks only rows that will change, because a lock is written and committed like a change.
 pub(crate) const UPDATE_MANY: &str = r#"
     with given as materialized (
         select * from unnest($1::bigint[], $2::boolean[], $3::bigint[], $4::timestamptz[], $5::text[], $6::text[])

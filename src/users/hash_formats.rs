@@ -160,8 +160,8 @@ fn parse_scrypt<'a>(text: &str) -> Option<ParsedHash<'a>> {
     Some(ParsedHash { memory_bytes: n.saturating_add(p + 1).saturating_mul(128 * r), ..parsed })
 }
 
-/// Parses a hash by PBKDF2, with a parameter as in `i=29000`. PBKDF2 executes all rounds for each block of the output,
-/// which is as long as a digest.
+/// Parses a hash by PBKDF2, with a parameter as in `i=29000`. PBKDF2 executes all rounds for each block of the output;
+/// a block is as long as a digest.
 fn parse_pbkdf2<'a, D: EagerHash>(text: &str, round_ns: u64) -> Option<ParsedHash<'a>> {
     let (hash, salt, output) = parse_phc(text)?;
     let rounds = hash.params.get_decimal("i").filter(|rounds| *rounds > 0)?;

@@ -59,7 +59,7 @@ pub fn memory_bytes(users: usize, user_bytes: usize) -> usize {
 }
 
 impl PageRequest {
-    /// Returns the number of users before the page. Does not overflow: 2^63 - 1 is the largest result.
+    /// Returns the number of users before the page, or 2^63 - 1 if the number is larger.
     pub fn offset(self) -> i64 {
         (self.page - 1).saturating_mul(self.per_page.into())
     }

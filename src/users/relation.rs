@@ -10,7 +10,8 @@ use std::sync::{Arc, OnceLock};
 /// Loads the record that belongs to the owner with this id. Returns `None` if the owner has none. Blocks for one query.
 pub type Loader<T> = Arc<dyn Fn(i64) -> Result<Option<T>, Error> + Send + Sync>;
 
-/// A related record. If it is not loaded, an access loads it, or fails if loading on access is forbidden.
+/// A record that belongs to another record, its owner. If the record was not loaded with its owner, the first access
+/// loads the record, or fails if loading on access is forbidden.
 #[derive(Clone)]
 pub struct Relation<T> {
     /// The name of the relation, for the error of a forbidden access.
