@@ -49,7 +49,7 @@ impl fmt::Display for ClientName {
 /// The reasons why a connection may be closed for another one. Connections with a reason further up are closed first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CloseCause {
-    /// The connection is between requests: its client loses no request and no answer.
+    /// The connection is between requests: closing it loses no request and no answer.
     Idle,
     /// The request is incomplete.
     Incomplete,

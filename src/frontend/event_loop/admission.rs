@@ -26,7 +26,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long a client must neither send nor take a byte before its incomplete request or its answer may be dropped to
 /// free memory. Distant clients need up to half a second to acknowledge bytes, and a client may pause.
 const MIN_STALL_TIME: Duration = Duration::from_secs(1);
-/// For a worker that waits for memory, the event loop frees the limit of the memory budget divided by this number.
+/// When a worker waits for memory, the event loop frees `limit / FREED_BUDGET_DIVISOR` bytes of the memory budget.
 const FREED_BUDGET_DIVISOR: usize = 8;
 /// How often the event loop picks a connection to be closed before it gives up. A picked connection stays open if a
 /// worker answers its request at that moment.

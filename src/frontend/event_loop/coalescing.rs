@@ -17,8 +17,8 @@ use std::{io, thread};
 const MAX_COALESCING_WAIT: Duration = Duration::from_micros(200);
 /// How many waits in a row may end before all expected requests have come. Then [`SKIPPED_WAITS`] waits are left out.
 const MAX_INCOMPLETE_WAITS: u32 = 4;
-/// How many waits are left out after [`MAX_INCOMPLETE_WAITS`] incomplete ones. The clients do not send their next
-/// requests soon then, and waiting would only delay the requests that are complete.
+/// How many waits are left out after [`MAX_INCOMPLETE_WAITS`] incomplete ones. Such clients do not send their next
+/// requests soon, and waiting would only delay complete requests.
 const SKIPPED_WAITS: u32 = 32;
 
 /// Decides whether the event loop waits for further requests. If the last waits were in vain, the next waits are left
@@ -30,7 +30,7 @@ pub(super) struct CoalescingPolicy {
 }
 
 impl CoalescingPolicy {
-    /// Returns true if the next wait is left out, and counts it as left out.
+    /// Returns true if the next wait is to be left out; then decreases `waits_to_skip`.
     fn skip_wait(&mut self) -> bool {
         let skips = self.waits_to_skip > 0;
         self.waits_to_skip -= u32::from(skips);

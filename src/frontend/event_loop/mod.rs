@@ -50,8 +50,8 @@ pub struct EventLoop {
     /// The permit of which each open connection has a clone: the reference count tells the number of open connections.
     /// A surplus connection, which only gets a 503, has none.
     permit: Permit,
-    /// The number of connections that were accepted since the start. The first `request_number` of a
-    /// connection has this number as its upper half, so that no two requests of a slot have the same number.
+    /// The number of connections that were accepted since the start. The first `request_number` of a connection
+    /// has this number as its upper half, so that no two requests of a slot have the same number.
     accepted_connections: u64,
     /// Slots without a connection. The next connection gets the last slot of this list.
     free_slots: Vec<u32>,
@@ -120,8 +120,8 @@ impl EventLoop {
         loop {
             let timeout = self.arm_timer()?;
             self.poll_and_advance(&mut events, timeout)?;
-            // Polls once more before a ticket is written. Each ticket wakes two threads, so one ticket for several
-            // requests costs less than several tickets.
+            // Polls once more before a ticket is written. Each ticket wakes a thread of tiny_http and a worker, so one
+            // ticket for several requests costs less than several tickets.
             if !self.slots_without_ticket.is_empty() {
                 self.poll_and_advance(&mut events, Some(Duration::ZERO))?;
                 self.coalesce_requests(&mut events)?;
@@ -180,8 +180,8 @@ impl EventLoop {
     }
 
     /// Sets the timer for the next deadline, if it is not set for that time or an earlier one. Returns how long the
-    /// loop may wait for events: zero if a connection is due now, else without a bound (`None`), because the timer ends
-    /// the wait.
+    /// loop may wait for events: zero if a requeued connection or a deadline is due now, else without a bound (`None`),
+    /// because the timer ends the wait.
     fn arm_timer(&mut self) -> io::Result<Option<Duration>> {
         if !self.requeued_slots.is_empty() {
             return Ok(Some(Duration::ZERO));

@@ -1,7 +1,7 @@
 //! Turns the bytes of a connection into complete requests, by a strict reading of RFC 9112.
 //!
 //! Owns the decision which bytes are a request; `request_line`, `head` and `body` know the details. Knows no socket, no
-//! clock and no thread. Bytes give the same result however they were split on the way, so a request is refused at the
+//! clock and no thread. The result does not depend on how the bytes were split on the way: a request is refused at the
 //! first byte that makes it wrong.
 
 use super::head::{AnswerInfo, Head, parse_fields};
@@ -30,7 +30,8 @@ pub struct Framing {
 
 impl Framing {
     /// Parses further bytes of the connection. `bytes` begins with the bytes that no earlier call has used, and `used`
-    /// grows by the number that this call uses. After a complete or refused request, the caller makes a new `Framing`.
+    /// grows by the number of bytes that this call uses. After a complete or refused request, the caller makes a new
+    /// `Framing`.
     pub fn parse_more(&mut self, bytes: &[u8], used: &mut usize, limits: &Limits) -> Result<Progress, Error> {
         if let Some(body) = self.arriving_request.take() {
             return self.parse_body(*body, bytes, used, limits);
