@@ -91,8 +91,8 @@ with_defaults! {
         pub port: u16 = 0,
         /// Listening sockets from a supervisor such as systemd. If there are any, `host` and `port` have no effect.
         pub sockets: Vec<Arc<OwnedFd>> = Vec::new(),
-        /// True if code that reads a relation (such as a user's credential) which was not loaded fetches it from the
-        /// database; otherwise reading it is an error, so that tests find the omission.
+        /// True if reading a relation that was not loaded, such as a user's credential, fetches the relation from the
+        /// database. If false, reading it is an error, so that tests find the omission.
         pub production: bool = false,
         /// The number of threads that execute requests; at most `db_pool_size` of them are used. Two more threads
         /// receive requests, and further threads hash passwords.
@@ -169,8 +169,8 @@ with_defaults! {
 }
 
 impl Limits {
-    /// Returns the longest time that a statement may take, and for which a command that meets locks is retried. It is
-    /// half of `request_timeout`, so that time is left to answer.
+    /// Returns the longest time for a statement, and for the retries of a command that meets locks: half of
+    /// `request_timeout`, so that time is left to answer.
     pub(crate) fn statement_timeout(&self) -> Duration {
         self.request_timeout / 2
     }

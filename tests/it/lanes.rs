@@ -257,12 +257,12 @@ fn only_wrong_passwords_lock_an_account() {
         });
         let ada = user("ada").replace('}', r#","password":"correct horse"}"#);
         assert_eq!(service.client().post("/users", ada).status, 201);
-        for _ in 0..2 {
+        let mut succeeded = 0;
+        while succeeded <= 20 {
             let statuses = logins(&service, PASSWORD, 32);
-            let succeeded = statuses.iter().filter(|status| **status == 200).count();
-            // On a busy machine, some may wait too long for their hash.
-            let are_taken = statuses.iter().all(|status| [200, 503].contains(status));
-            assert!(are_taken && succeeded > 10, "{limit}: {statuses:?}");
+            // On a busy machine, many may wait too long for their hash.
+            assert!(statuses.iter().all(|status| [200, 503].contains(status)), "{limit}: {statuses:?}");
+            succeeded += statuses.iter().filter(|status| **status == 200).count();
         }
         let guesses = logins(&service, OTHER_PASSWORD, 90);
         let answered = |status: u16| guesses.iter().filter(|found| **found == status).count();

@@ -49,8 +49,8 @@ use std::{io, iter, mem};
 /// measured under load.
 const STACK_BYTES: usize = 512 << 10;
 
-/// The most workers that receive requests. While one of them executes the requests of its ticket, the other one gets
-/// the next ticket.
+/// The most workers that receive requests. While one of them judges the requests of its ticket, a message of the
+/// frontend, the other one gets the next ticket.
 const MAX_RECEIVERS: usize = 2;
 
 /// The most clients in a batch after which the frontend waits a moment for their next requests, so that these form one
@@ -86,7 +86,7 @@ struct Dispatcher {
 /// The queued commands, and the state of all workers by which one of them decides whether to wake another one.
 struct Schedule {
     lanes: Lanes<Box<Task>>,
-    /// The number of workers that wait for a ticket, or judge the requests of one.
+    /// The number of workers that wait for a ticket of the frontend, or judge the requests that their ticket names.
     receivers: usize,
     /// The earliest time at which the wait of a worker ends without a wake-up; `None` if no wait has a time limit.
     next_timeout: Option<Instant>,
@@ -222,8 +222,8 @@ impl Dispatcher {
             let too_many = schedule.lanes.push(task, step, peer, now);
             refused.extend(too_many.map(|task| (task, Err(Error::Busy(BusyReason::TooManyHashes)))));
         }
-        // Drops commands whose clients do not wait for an answer any more. If such clients retried, their commands
-        // would let the queue grow without limit, although each connection waits for one command at most.
+        // Drops commands whose clients do not wait for an answer any more. Otherwise clients that close the connection
+        // and send their request again would let the queue grow without limit.
         if schedule.lanes.len() > 2 * self.slots.len() {
             schedule.lanes.retain_awaited(|task| !self.slots.is_abandoned(task.pending.claimed.handle));
         }
@@ -282,7 +282,7 @@ impl Dispatcher {
         schedule
     }
 
-    /// Executes commands of one lane. If that panics, the outcome of each command is the answer 500.
+    /// Executes the commands of a batch. If that panics, the outcome of each command is the answer 500.
     fn execute_commands(&self, mut items: Vec<QueuedTask>) -> (Vec<QueuedTask>, Vec<Outcome>) {
         let count = items.len();
         if let Some(item) = items.first() {

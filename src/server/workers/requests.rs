@@ -12,8 +12,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 use std::{convert::identity, fmt, mem, sync::Arc};
 
-/// The number of commands after which a worker reads no further ticket, but queues the commands, so that other workers
-/// can execute them.
+/// The number of commands after which a worker takes no further ticket of the frontend, but queues the commands, so
+/// that other workers can execute them.
 const MAX_UNQUEUED_COMMANDS: usize = 256;
 /// The number of requests that a worker answers itself before it queues the commands of other requests, so that these
 /// commands do not wait for further answers.
@@ -31,7 +31,7 @@ pub(super) struct Task {
     pub pending: PendingRequest,
 }
 
-/// A request that a worker has claimed and not yet answered.
+/// A request that a worker has claimed from the frontend and not yet answered.
 pub(super) struct PendingRequest {
     /// The request as the frontend has handed it over. Its memory reservation is replaced by that of the answer.
     pub claimed: ClaimedRequest,
@@ -69,8 +69,8 @@ impl Workers {
 }
 
 impl Dispatcher {
-    /// Waits for a ticket, and judges the requests that it names. Goes on with further tickets while there are any.
-    /// Answers the requests that need no database, and returns the commands of the other ones.
+    /// Waits for a ticket, which names requests that are complete, and judges these requests. Goes on with further
+    /// tickets while there are any. Answers the requests that need no database, and returns the commands of the others.
     pub(super) fn receive_requests(self: &Arc<Self>) -> Vec<Box<Task>> {
         let mut next = self.tiny_http.recv().map(Some);
         let (received_at, mut tasks, mut answered) = (Instant::now(), Vec::new(), 0);
@@ -106,8 +106,8 @@ impl Dispatcher {
         self.wake_if_needed(&schedule, Instant::now());
     }
 
-    /// Judges a request. Returns its command, or `None` if the request needs none: it is answered, or a test intercepts
-    /// it.
+    /// Judges a request: makes a command of it, or answers it. Returns the command, or `None` if the request is answered
+    /// or a test intercepts it.
     fn judge_request(self: &Arc<Self>, claimed: ClaimedRequest, received_at: Instant) -> Option<Box<Task>> {
         let ClaimedRequest { request, cors, id, .. } = &claimed;
         let route = self.app.find_route(request, cors);
