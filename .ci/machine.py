@@ -156,9 +156,11 @@ def make_system():
 
 
 def make_packages(userd, only_userd=False):
-    """Makes the second disk: userd, its package, the next version of that, and PostgreSQL's packages."""
+    """Makes the second disk: userd, its package, the next version of that, and PostgreSQL's packages. A quick machine needs
+    userd alone, on a disk of its own: .ci/vm and .ci/power run at the same time."""
     step("the packages' disk")
-    tree = work / "packages"
+    name = "userd" if only_userd else "packages"
+    tree = work / name
     shutil.rmtree(tree, ignore_errors=True)
     tree.mkdir()
     # What a debugger reads would take most of the time to pack it.
@@ -172,7 +174,7 @@ def make_packages(userd, only_userd=False):
             dpkg-deb -Zgzip -z1 --root-owner-group -b ../next userd_{VERSION}+next_amd64.deb; rm -r ../next""", cwd=tree)
         shutil.copytree(work / "debs", tree, dirs_exist_ok=True)
         index(tree)
-    image(tree, "packages.img")
+    image(tree, f"{name}.img")
 
 
 def free_port():
@@ -214,7 +216,7 @@ class Machine:
                 "-chardev", f"file,id=console,path={self.console},append=on", "-serial", "chardev:console",
                 "-kernel", work / "vmlinuz", "-initrd", work / "initrd.img", "-append", line,
                 "-drive", f"file=nbd:unix:{server},if=virtio,format=raw,cache=none",
-                "-drive", f"file={work / 'packages.img'},if=virtio,format=raw,readonly=on",
+                "-drive", f"file={work / ('userd.img' if quick else 'packages.img')},if=virtio,format=raw,readonly=on",
                 "-nic", f"user,model=virtio-net-pci,restrict=on,{ports}", *more]
         self.processes.append(subprocess.Popen(qemu, stdin=subprocess.DEVNULL))
 
