@@ -8,7 +8,7 @@ pub use crate::db::findings::{Finding, Severity};
 
 use crate::db::connect::DbHosts;
 use crate::db::findings::{FIND_MIGRATION_OBSTACLES, add_findings, get_findings};
-use crate::db::migrate::{Migrations, check_two_sessions, connect_migrated, find_other_schemas};
+use crate::db::migrate::{Migrations, check_two_sessions, connect_if_migrated, find_other_schemas};
 use crate::db::{counts, session::query_lines};
 use crate::{config::Config, error::StartError};
 use Severity::{Fine, Note, Problem};
@@ -99,16 +99,16 @@ fn unused_schema_lines(client: &mut Client) -> Result<impl Iterator<Item = Strin
 /// Counts all users anew, and stores the counts by which pages are found. Returns a line with the number of users.
 /// Blocks while the database counts.
 pub fn recount(config: &Config) -> Result<String, StartError> {
-    counts::recount(&mut connect_migrated(config)?).map_err(StartError::Statement)
+    counts::recount(&mut connect_if_migrated(config)?).map_err(StartError::Statement)
 }
 
 /// Returns the statements that give a role the rights to run a service. Each ends with a semicolon.
 pub fn grants(config: &Config, role: &str) -> Result<Vec<String>, StartError> {
-    let grants = query_lines(&mut connect_migrated(config)?, LIST_GRANTS_FOR_ROLE, &[(&role, Type::NAME)])?;
-    if grants.is_empty() {
+    let lines = query_lines(&mut connect_if_migrated(config)?, LIST_GRANTS_FOR_ROLE, &[(&role, Type::NAME)])?;
+    if lines.is_empty() {
         return Err(StartError::Statement(format!("there is no role {role:?}")));
     }
-    Ok(grants)
+    Ok(lines)
 }
 
 /// Checks whether a service can use the database, and returns the findings. Changes no row, but draws a few ids. Blocks

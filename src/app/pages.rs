@@ -20,11 +20,11 @@ pub fn answer_livez(_: &App) -> Response {
 }
 
 pub fn answer_readyz(app: &App) -> Response {
-    let Readiness { problem, age, .. } = app.prober.readiness();
+    let Readiness { problem, silence, .. } = app.prober.readiness();
     let answer = match find_unready_reason(app, problem) {
         // Adds `Age`, the time since the database was last found ready. Until the first health check the database is
         // probed only once a minute, so a client that needs a recent result sends a second health check.
-        None => Response::json(200, &json!({"status": "ready"})).with("Age", age.as_secs().to_string()),
+        None => Response::json(200, &json!({"status": "ready"})).with("Age", silence.as_secs().to_string()),
         Some(reason) => Response::json(503, &UnreadyBody { status: "unready", reason }),
     };
     answer.with("Cache-Control", "no-store")

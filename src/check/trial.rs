@@ -3,9 +3,9 @@
 //! the trial shows, such as that of a trigger on TRUNCATE.
 
 use super::{Finding, Severity::*, TriedChanges, add_findings};
-use crate::db::migrate::{GRANTS_HINT, Migrations, in_one_line};
+use crate::db::migrate::{GRANTS_REMEDY, Migrations, in_one_line};
 use crate::db::{ALL_TABLES, WRITTEN_TABLES, is_denied, is_read_only, is_transient, lacks_unique_index};
-use crate::db::{explain, probe::REMOVE_EXPIRED_KEYS, settings};
+use crate::db::{explain, probe::REMOVE_EXPIRED_KEYS, session_settings::setup_sql};
 use crate::operations::{authenticate::*, create::*, delete::*, find::*, list::*, update::*};
 use postgres::types::Type;
 use postgres::{Client, Error, IsolationLevel, SimpleQueryMessage as Message, SimpleQueryRow, Transaction};
@@ -188,7 +188,7 @@ pub(super) fn try_service(
     for _ in 0..MAX_ATTEMPTS {
         let isolated = client.build_transaction().isolation_level(IsolationLevel::ReadCommitted);
         let mut transaction = isolated.start()?;
-        transaction.batch_execute(&(settings::setup_statements("set local", MAX_STATEMENT_TIME) + SET_UP))?;
+        transaction.batch_execute(&(setup_sql("set local", MAX_STATEMENT_TIME) + SET_UP))?;
         let row = transaction.query_typed_one(READ_KEY_AND_SCHEMA, &[])?;
         let values = [("id", "0"), ("key", row.get(0)), ("password_hash", UNMATCHED_HASH)];
         let user_values = values.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
@@ -297,7 +297,7 @@ impl Trial<'_> {
             Err(error) if error.as_db_error().is_none() || is_transient(&error) => return Err(error),
             Err(error) if self.is_read_only && is_read_only(&error) => return Ok(true),
             Err(error) => {
-                let hint = if is_denied(&error) { GRANTS_HINT } else { "" };
+                let hint = if is_denied(&error) { GRANTS_REMEDY } else { "" };
                 let lacks_index = lacks_unique_index(&error);
                 let (what, remedy) = if lacks_index { (what, plan_remedy) } else { ("requests get 500", "") };
                 self.add_problem(what, &(explain(&error) + hint), remedy);

@@ -33,8 +33,8 @@ const STAGE_USERS: &str = "
     select * from jsonb_populate_recordset(null::pg_temp.userd_import, cast($1 as jsonb))";
 
 /// Stores the staged users in the order of their lines, and their password hashes. A user without an id gets the next
-/// id. The setting `userd.position` holds the line of the row that is inserted, because a trigger may change all values
-/// of the row, and the hash is found by the line.
+/// id. The setting `userd.position` holds the line number of the user that is inserted, because the number leads to the
+/// user's hash, and a trigger may change every column of the inserted row.
 const STORE_STAGED_USERS: &str = "
     with created as (
         insert into users (created_at, updated_at, name, email)
@@ -71,9 +71,8 @@ const RESERVE_IDS: &str = "
         ) as staged";
 
 /// Removes the staged lines whose address or id a stored user or an earlier line has, and returns the first $1 of them.
-/// `first` is the number of the earlier line, or null for a stored user. If both the address and the id are taken, the
-/// row is about the address; if both an earlier line and a stored user have the value, it is about the line. The last
-/// column counts all removed lines.
+/// `first` is the number of the earlier line, or null for a stored user. A line whose address and id are both taken is
+/// reported for its address; an earlier line is reported before a stored user. The last column counts all removed lines.
 const REMOVE_DUPLICATES: &str = r#"
     with taken as materialized (
         select distinct on (line) line, is_id, first from (
@@ -177,7 +176,7 @@ pub struct Duplicate {
     pub repeats_id: bool,
 }
 
-/// Stages users with one statement, which is quickest with some 2000 users.
+/// Adds users to the temporary table of staged users by one insert, which is quickest with some 2000 users.
 pub fn stage_users(import: &mut Transaction, users: &[StagedUser]) -> Result<(), Error> {
     let row = |StagedUser { line, id, hash, created_at, updated_at, user }: &StagedUser| {
         let NewUser { name, email, password: _ } = user;

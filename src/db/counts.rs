@@ -6,7 +6,7 @@ use postgres::Client;
 
 /// Returns the number of blocks of 4096 ids whose stored count of users is wrong, and the number of users, from one
 /// snapshot.
-const COUNT_WRONG_BLOCKS: &str = "\
+const COMPARE_COUNTS: &str = "\
     select count(*) filter (where coalesce(c.n, 0) <> coalesce(r.n, 0)), coalesce(sum(c.n), 0)::bigint \
     from (select id >> 12 as block, count(*) as n from users group by 1) c \
     full join (select block, sum(n) as n from user_counts group by 1) r on c.block = r.block";
@@ -25,7 +25,7 @@ const RECOUNT: &str = "\
 /// Compares the stored counts with the users. Returns a line that says that they agree, or one with the difference as
 /// the error. Blocks while the database counts; changes of users go on.
 pub fn compare_counts(client: &mut Client) -> Result<String, String> {
-    let row = client.query_typed_one(COUNT_WRONG_BLOCKS, &[]).map_err(|error| explain(&error))?;
+    let row = client.query_typed_one(COMPARE_COUNTS, &[]).map_err(|error| explain(&error))?;
     let (blocks, users): (i64, i64) = (row.get(0), row.get(1));
     match blocks {
         0 => Ok(format!("the page counts are those of the {users} users")),

@@ -1,12 +1,13 @@
-//! Finds what makes a service unsafe or makes its requests fail. The line of each problem has a statement that removes
-//! the cause and changes nothing for other programs. A start logs these findings, and `userd check` prints them.
+//! Finds what makes a service unsafe or makes its requests fail. A finding is a line of text that a start logs and
+//! `userd check` prints. If it is a problem, the line has a statement that removes the cause and changes nothing for other
+//! programs.
 
-use super::connect::{DbHosts, POOLER_LENDS_SESSIONS, TransactionPooling};
+use super::connect::{DbHosts, POOLER_NOTE, TransactionPooling};
 use super::session::query_lines;
-use super::{ALL_TABLES, settings};
+use super::{ALL_TABLES, session_settings};
 use postgres::{Client, Error, types::Type};
 
-/// How much a finding matters to the operator of a service.
+/// How much a finding (a line of `userd check`) matters to the operator of a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display)]
 #[strum(serialize_all = "lowercase")]
 pub enum Severity {
@@ -47,8 +48,8 @@ const FIND_OPEN_SCHEMAS: &str = "\
 
 /// Returns what keeps the role from applying migrations, with the statement that removes each obstacle. $1: names of
 /// the tables, indexes and functions that the migrations create. If the search_path has a migration history that the
-/// role may not read, the line asks for the right to read it, not for the right to create tables. The history may be
-/// userd's, and a role that may create tables would create a second, empty set of them.
+/// role may not read, the line asks for the right to read it: with the right to create tables instead, the role would
+/// create a second, empty set of userd's tables.
 pub const FIND_MIGRATION_OBSTACLES: &str = "\
     select case when pg_is_in_recovery() then 'it is a standby: DATABASE_URL has to name the primary' else \
         format('it takes no changes: `begin read write; alter role %I in database %I \
@@ -82,8 +83,8 @@ pub const FIND_MIGRATION_OBSTACLES: &str = "\
         union all select tableoid::oid, oid, proowner from pg_proc where oid = to_regprocedure(name || '()')::oid \
     ) as objects where not pg_has_role(owner, 'USAGE') having count(*) > bigint '0'";
 
-/// Returns the columns without a default, and the rewrite rules, that make changes fail; and the setting that keeps
-/// triggers from counting users. Each line ends with its remedy. $1: names of the tables.
+/// Returns a line with its remedy for each column without a default and each rewrite rule that makes changes of users
+/// fail, and for the setting that keeps triggers from counting users. $1: names of the tables.
 const FIND_TABLE_FAULTS: &str = "\
     with ours as ( \
         select oid, relname, format('%I.%I', current_schema(), relname) as qualified \
@@ -106,7 +107,7 @@ const FIND_TABLE_FAULTS: &str = "\
         `alter role %I in database %I set session_replication_role = origin`', session_user, current_database()) \
     where current_setting('session_replication_role') = 'replica'";
 
-/// Returns a line for each of the tables $1 some of whose rows row-level security hides from the role. The line has the
+/// Returns a line for each of the tables $1 in which row-level security hides rows from the role. The line has the
 /// `alter` statement that makes the role see all rows.
 pub const FIND_HIDDEN_ROWS: &str = "\
     select format('row-level security hides rows of %s from the role, and totals are those of all rows: `%s`', name, \
@@ -120,12 +121,12 @@ pub const FIND_HIDDEN_ROWS: &str = "\
 /// these names may belong to another program.
 pub fn get_findings(hosts: &DbHosts, client: &mut Client, are_ours: bool) -> Result<Vec<Finding>, Error> {
     let mut findings = Vec::new();
-    let line = (hosts.pooling() == TransactionPooling::Detected).then_some(POOLER_LENDS_SESSIONS);
+    let line = (hosts.pooling() == TransactionPooling::Detected).then_some(POOLER_NOTE);
     add_findings(&mut findings, Severity::Note, "database", line);
     // Compares the settings only if the tables are userd's. Otherwise a line would advise the operator to set the
     // search_path to the schema in use, which may be the wrong one.
     if !hosts.pooling().allows_prepared_statements() && are_ours {
-        let lacking = settings::find_wrong_settings(client, hosts.statement_timeout())?;
+        let lacking = session_settings::find_wrong_settings(client, hosts.statement_timeout())?;
         add_findings(&mut findings, Severity::Problem, "settings", lacking);
     }
     add_findings(&mut findings, Severity::Problem, "schema", query_lines(client, FIND_OPEN_SCHEMAS, &[])?);

@@ -4,7 +4,7 @@
 use super::connect::DbHosts;
 use super::findings::{FIND_HIDDEN_ROWS, FIND_MIGRATION_OBSTACLES, get_findings};
 use super::session::query_lines;
-use super::sqlstate::{has_other_columns, is_denied, lacks_table};
+use super::sqlstate::{has_wrong_columns, is_denied, lacks_table};
 use super::{ALL_TABLES, explain};
 use crate::error::{ConfigError, StartError};
 use postgres::{Client, Row, Transaction, types::Type};
@@ -19,7 +19,7 @@ mod built_in {
 const TRY_LOCK: &str = "select pg_try_advisory_xact_lock(bigint '504447201892')";
 
 /// The pause between two tries to get the lock.
-const LOCK_PAUSE: Duration = Duration::from_millis(200);
+const LOCK_RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// Returns a line that names the first table, function or type of the schema with one of the names $1. Returns no row
 /// if there is none.
@@ -53,15 +53,15 @@ const FIND_OTHER_SCHEMAS: &str = "\
     order by 1";
 
 /// The remedy that is appended to an error if the role lacks a right.
-pub const GRANTS_HINT: &str =
+pub const GRANTS_REMEDY: &str =
     ": `userd grants ROLE`, as the role that owns the tables, prints the grants of a role";
 
 /// The table in which refinery records the migrations that it has applied.
 pub const HISTORY_TABLE: &str = "refinery_schema_history";
 
-/// The names of the migrations to apply, because the database lacks them or has them with another text. `None` if the
-/// database fits: it has all migrations, and beside them only newer ones that are compatible. An empty list if the
-/// database has all, but also unknown ones that are not newer.
+/// The names of the migrations that the database lacks or has with another text. `None` if the service can use the
+/// database: all migrations are applied, and beside them only newer, compatible ones. An empty list if all are applied,
+/// but also an unknown one that is not newer.
 type MissingMigrations = Option<Vec<String>>;
 
 /// The version of each migration, with the checksum of its text.
@@ -145,11 +145,11 @@ impl Migrations {
     }
 
     /// Returns the migrations that the database of `client` lacks, and sets the search_path of later sessions to the
-    /// schema in use. Only reads, so that a standby, or a role that may not write, will do.
+    /// schema in use. Writes nothing, so that it works on a standby, too.
     ///
     /// Fails with one line if an object of another program has a name that the migrations create. Fails, too, if
-    /// another schema has userd's tables, because a second set of tables would have none of its users; but not if
-    /// `second_set` allows this, or if the connection string names the schema in use.
+    /// only another schema has userd's tables, because new tables would have no users. `second_set`, or a connection
+    /// string that names the schema in use, allows this second set of tables.
     pub fn find_missing(
         &self,
         hosts: &DbHosts,
@@ -171,8 +171,8 @@ impl Migrations {
         let (rows, is_foreign) = match Migrations::read_history(client) {
             Ok(rows) => (rows, false),
             Err(error) if lacks_table(&error) => (Vec::new(), false),
-            Err(error) if has_other_columns(&error) => (Vec::new(), true),
-            Err(error) if is_denied(&error) => return Err((explain(&error) + GRANTS_HINT).into()),
+            Err(error) if has_wrong_columns(&error) => (Vec::new(), true),
+            Err(error) if is_denied(&error) => return Err((explain(&error) + GRANTS_REMEDY).into()),
             Err(error) => return Err(error.into()),
         };
         let are_ours = self.is_history_ours(&rows);
@@ -180,7 +180,7 @@ impl Migrations {
             find_other_schemas(client)?.into_iter().next().map_or(Ok(()), |(_, line)| Err(line))?;
         }
         if is_foreign || !are_ours && !rows.is_empty() {
-            refuse_names_of_another_program(client, &[HISTORY_TABLE])?;
+            refuse_taken_names(client, &[HISTORY_TABLE])?;
         }
         if rows.is_empty() {
             let hidden = query_lines(client, FIND_HIDDEN_ROWS, &[(&vec![HISTORY_TABLE], Type::TEXT_ARRAY)])?;
@@ -193,14 +193,13 @@ impl Migrations {
         // applied one. Otherwise the function would be refused as another program's.
         let ours: Vec<_> = applied.into_iter().flat_map(names_created_by).collect();
         let created = lacking.into_iter().flat_map(names_created_by).filter(|name| !ours.contains(name));
-        refuse_names_of_another_program(client, &created.collect::<Vec<_>>())?;
+        refuse_taken_names(client, &created.collect::<Vec<_>>())?;
         Ok(missing)
     }
 
     /// Applies the migrations that the database lacks, and returns their names. If `may_apply` is false and some are
-    /// missing, fails with an error that says what to do. Logs what makes a service unsafe or makes its requests fail.
-    /// Blocks while another replica migrates, and as long as the migrations take. `second_set` allows userd's tables in
-    /// several schemas.
+    /// missing, fails instead. If `second_set` is true, userd's tables may be in another schema, too. Also logs the
+    /// findings about the database. Blocks while this or another replica migrates.
     pub fn apply_missing(
         &self,
         hosts: &DbHosts,
@@ -243,7 +242,7 @@ impl Migrations {
             if !mem::replace(&mut is_waiting, true) {
                 log::info!("waiting for another replica to finish its migrations");
             }
-            thread::sleep(LOCK_PAUSE);
+            thread::sleep(LOCK_RETRY_PAUSE);
         };
         let report = Runner::new(&self.0).set_grouped(true).run(&mut open_second_session(hosts)?)?;
         let applied: Vec<_> = report.applied_migrations().iter().map(ToString::to_string).collect();
@@ -297,7 +296,7 @@ fn open_second_session(hosts: &DbHosts) -> Result<Client, String> {
 
 /// Opens a session, and fails if migrations are missing. Blocks as [`DbHosts::connect_with_retries`] does.
 #[cfg(feature = "command")]
-pub fn connect_migrated(config: &crate::Config) -> Result<Client, StartError> {
+pub fn connect_if_migrated(config: &crate::Config) -> Result<Client, StartError> {
     let (hosts, migrations) = (DbHosts::new(config)?, Migrations::load(config.migrations_dir.as_deref())?);
     let mut client = hosts.connect_with_retries()?;
     let missing = migrations.find_missing(&hosts, &mut client, false).map_err(StartError::Migration)?;
@@ -310,8 +309,8 @@ pub fn connect_migrated(config: &crate::Config) -> Result<Client, StartError> {
 fn is_compatible(applied: &MigrationKeys, ours: &MigrationKeys, mark: Option<&str>) -> Result<bool, String> {
     let newest = |keys: &MigrationKeys| keys.last().map_or(0, |(version, _)| *version);
     let (last, known) = (newest(applied), newest(ours));
-    // Returns false also if a migration has another text. Then refinery refuses to migrate, with a line that names the
-    // migration.
+    // Returns false also if an applied migration has another text, because refinery then refuses to migrate, with a line
+    // that names the migration.
     if !ours.is_subset(applied) || applied.difference(ours).any(|(version, _)| *version <= known) {
         return Ok(false);
     }
@@ -346,8 +345,8 @@ fn names_created_by(migration: &Migration) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Fails if the schema has an object with one of these names. The caller knows that userd has not created the object.
-fn refuse_names_of_another_program(client: &mut Client, names: &[&str]) -> Result<(), Box<dyn Error>> {
+/// Fails if the schema has an object with one of `names`, none of which userd has created.
+fn refuse_taken_names(client: &mut Client, names: &[&str]) -> Result<(), Box<dyn Error>> {
     let taken = query_lines(client, FIND_TAKEN_NAME, &[(&names, Type::TEXT_ARRAY)])?;
     let Some(thing) = taken.first() else { return Ok(()) };
     Err(format!(
@@ -358,7 +357,7 @@ fn refuse_names_of_another_program(client: &mut Client, names: &[&str]) -> Resul
 }
 
 /// Logs the findings about a database. Puts the settings that a pooler's sessions lack on the line about the pooler.
-/// Logs nothing if the catalog cannot be read, because a start goes on nevertheless.
+/// Ignores an error of reading the catalog, because a start goes on nevertheless.
 fn log_findings(hosts: &DbHosts, client: &mut Client, are_ours: bool) {
     let findings = get_findings(hosts, client, are_ours).unwrap_or_default();
     for group in findings.chunk_by(|_, next| next.subject == "settings") {

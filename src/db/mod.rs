@@ -15,7 +15,7 @@ mod pool;
 pub mod probe;
 pub mod rows;
 pub mod session;
-pub mod settings;
+pub mod session_settings;
 mod sqlstate;
 pub mod target;
 pub mod tls;

@@ -2,9 +2,9 @@
 //! session if its own has ended or is outdated, and a retry is safe.
 
 use super::blocking::outside_of_runtimes;
-use super::connect::{ConnectError, DbHosts, POOLER_LENDS_SESSIONS};
+use super::connect::{ConnectError, DbHosts, POOLER_NOTE};
 use super::session::{Param, Session};
-use super::settings;
+use super::session_settings;
 use super::sqlstate::{Failure, SessionState};
 use crate::{config::Config, error::Error, metrics::MetricsText};
 use parking_lot::Mutex;
@@ -33,7 +33,7 @@ struct Counters {
     session_waits: AtomicU64,
     /// How often a statement has failed because no session became free in time.
     session_timeouts: AtomicU64,
-    /// How often a statement was executed again because its connection had ended.
+    /// How often a statement was given another session because its connection had ended.
     broken_retries: AtomicU64,
     /// How often a statement was executed again because its session was stale: its prepared statement was outdated or
     /// lost, or its server did not take changes any more.
@@ -47,8 +47,8 @@ impl Pool {
         /// time between two tries.
         const MAX_RECONNECT_TIME: Duration = Duration::from_secs(1);
         let statement_timeout = hosts.statement_timeout();
-        let set_up_sql = settings::setup_statements("set", statement_timeout);
-        let manager = SessionManager { hosts: hosts.clone(), set_up_sql, last_log_at: Mutex::default() };
+        let setup_sql = session_settings::setup_sql("set", statement_timeout);
+        let manager = SessionManager { hosts: hosts.clone(), setup_sql, last_log_at: Mutex::default() };
         // Takes one thread, because r2d2's default of three threads is for pools that often open many sessions.
         let threads = ScheduledThreadPool::builder()
             .num_threads(1)
@@ -106,7 +106,7 @@ impl Pool {
                 SessionState::OutdatedStatement => true,
                 SessionState::Pooled => {
                     if self.hosts.record_pooling(true) {
-                        log::warn!("{POOLER_LENDS_SESSIONS} from now on");
+                        log::warn!("{POOLER_NOTE} from now on");
                     }
                     true
                 }
@@ -191,7 +191,7 @@ impl Drop for Pool {
 struct SessionManager {
     hosts: Arc<DbHosts>,
     /// The statements that set up a new session, such as its time-outs.
-    set_up_sql: String,
+    setup_sql: String,
     /// The time of the last log line about a failed connect.
     last_log_at: Mutex<Option<Instant>>,
 }
@@ -202,7 +202,7 @@ impl ManageConnection for SessionManager {
 
     /// Opens a session. Logs a failure at most once a second, because each session of the pool is tried twice a second.
     fn connect(&self) -> Result<Session, ConnectError> {
-        self.hosts.connect(&self.set_up_sql).inspect_err(|error| {
+        self.hosts.connect(&self.setup_sql).inspect_err(|error| {
             let mut last = self.last_log_at.lock();
             let is_first = last.is_none_or(|last| last.elapsed() >= Duration::from_secs(1));
             // Logs nothing after the service is dropped, when nothing but this manager refers to the hosts.

@@ -1,6 +1,7 @@
 //! Probes in a thread whether the database is ready, for the health checks of load balancers. The thread has a session
-//! of its own, so that neither a busy pool nor a database that hangs delays a health check. The probes begin with the
-//! first health check, a call of [`Prober::readiness`]. Once a minute the thread also removes expired idempotency keys.
+//! of its own, so that neither a busy pool nor a database that hangs delays a health check. It probes once a minute until
+//! the first health check (a call of [`Prober::readiness`]), then twice a second. Once a minute it also removes expired
+//! idempotency keys.
 //!
 //! [`Prober::readiness`] decides by the time of the database's last answer, because a probe of a suspended server never
 //! ends. Knows no HTTP.
@@ -16,17 +17,17 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 use std::{io, mem, thread};
 
-/// The pause between two probes, once there are health checks.
+/// The pause between two probes after the first health check.
 const PROBE_PAUSE: Duration = Duration::from_millis(500);
 
 /// The pause between two removals of expired idempotency keys, and between two probes until the first health check.
 const CLEANUP_PAUSE: Duration = Duration::from_secs(60);
 
-/// How long the database may leave probes unanswered before the service counts as unready. Three probes have failed by
-/// then.
+/// How long the database may leave probes unanswered before the service counts as unready. This is longer than several
+/// pauses, so that one failed probe does not make the service unready.
 const MAX_SILENCE: Duration = Duration::from_millis(2500);
 
-/// Removes expired idempotency keys, and skips rows that another session has locked, because it is removing them.
+/// Removes expired idempotency keys, and skips locked rows, because another session is removing these.
 pub const REMOVE_EXPIRED_KEYS: &str = "
     delete from idempotency_keys where key = any (array(
         select key from idempotency_keys where expires_at <= now()
@@ -38,11 +39,11 @@ const MAX_REMOVED_ROWS: usize = 1000;
 
 const UNEXPECTED_SCHEMA: &str = "the database's schema is not the one expected";
 
-/// A thread that probes the database from the first health check on. The thread ends when its `Prober` is dropped.
+/// A thread that probes the database. The thread ends when its `Prober` is dropped.
 pub struct Prober {
     probe_state: Arc<Mutex<ProbeState>>,
     hosts: Arc<DbHosts>,
-    /// The channel that wakes the thread at the first health check. When the channel is dropped, the thread ends.
+    /// The channel that wakes the thread at the first health check. Dropping the channel ends the thread.
     waker: Sender<()>,
 }
 
@@ -76,12 +77,12 @@ pub struct Readiness {
     /// True if the database took no changes at the last probe.
     pub is_read_only: bool,
     /// The time since the last answer of the database to a probe.
-    pub age: Duration,
+    pub silence: Duration,
 }
 
 impl Prober {
-    /// Starts the thread. Until [`Prober::readiness`] is called first, it only removes expired idempotency keys.
-    /// `migrations` are the migrations that the database has to have. Fails if the system refuses a thread.
+    /// Starts the thread. `migrations` are the migrations that the database has to have. Fails if the system refuses a
+    /// thread.
     pub fn start(hosts: Arc<DbHosts>, migrations: Migrations) -> io::Result<Prober> {
         let (answer, last_answer_at, failure) = (DbAnswer::default(), Instant::now(), String::new());
         let state = ProbeState { answer, is_silent: false, failure, first_check_at: None, last_answer_at };
@@ -99,7 +100,7 @@ impl Prober {
                 }
                 let result = probe(&probed, &migrations, &mut session);
                 let is_due = Instant::now() >= due;
-                is_more = is_due && result == Ok(DbAnswer::default()) && remove_expired(&mut session);
+                is_more = is_due && result == Ok(DbAnswer::default()) && remove_expired_keys(&mut session);
                 if is_due && !is_more {
                     due = Instant::now() + CLEANUP_PAUSE;
                 }
@@ -110,8 +111,8 @@ impl Prober {
         Ok(Prober { probe_state: state, hosts, waker })
     }
 
-    /// Returns whether a service can use the database, by the last probes. The first call has the thread begin to
-    /// probe. Never blocks.
+    /// Returns whether a service can use the database, by the last probes. The first call makes the thread probe twice
+    /// a second. Never blocks.
     pub fn readiness(&self) -> Readiness {
         let now = Instant::now();
         let mut state = self.probe_state.lock();
@@ -130,8 +131,8 @@ impl Prober {
         }
         let other_schema = state.answer.has_wrong_schema.then_some(UNEXPECTED_SCHEMA);
         let problem = if state.is_silent { Some("the database does not answer") } else { other_schema };
-        let age = now.saturating_duration_since(state.last_answer_at);
-        Readiness { problem, is_read_only: state.answer.is_read_only, age }
+        let silence = now.saturating_duration_since(state.last_answer_at);
+        Readiness { problem, is_read_only: state.answer.is_read_only, silence }
     }
 }
 
@@ -185,7 +186,7 @@ fn probe(hosts: &DbHosts, required: &Migrations, session: &mut Option<Session>) 
 }
 
 /// Removes some expired idempotency keys. Returns true if there may be more.
-fn remove_expired(session: &mut Option<Session>) -> bool {
+fn remove_expired_keys(session: &mut Option<Session>) -> bool {
     let Some(session) = session else { return false };
     match session.connection.query_typed(REMOVE_EXPIRED_KEYS, &[]) {
         Ok(rows) => rows.len() == MAX_REMOVED_ROWS,

@@ -54,7 +54,7 @@ impl SessionState {
     }
 }
 
-/// The reason why a statement has returned no rows, or a command has no answer.
+/// The reason why a statement or a command has failed.
 #[derive(Debug, Clone)]
 pub enum Failure {
     /// A lock was not granted, a concurrent transaction has changed the row first, or other passwords for the same user
@@ -109,7 +109,7 @@ fn error_for_client(sql: &'static str, error: &postgres::Error) -> Error {
     }
 }
 
-/// Converts an error of reading a row. It names no statement, because the statement has succeeded.
+/// Converts an error of reading a row. The result names no statement, because the statement has succeeded.
 impl From<postgres::Error> for Error {
     fn from(error: postgres::Error) -> Error {
         error_for_client("", &error)
@@ -232,7 +232,7 @@ pub(super) fn lacks_table(error: &postgres::Error) -> bool {
 
 /// Returns whether a table lacks a column that the statement names (SQLSTATE 42703), or has it with another type
 /// (42846, 22P02).
-pub(super) fn has_other_columns(error: &postgres::Error) -> bool {
+pub(super) fn has_wrong_columns(error: &postgres::Error) -> bool {
     matches!(sqlstate(error), "42703" | "42846" | "22P02")
 }
 

@@ -24,7 +24,7 @@ const IGNORED_PARAMETERS: &str = "schema currentSchema search_path schema_search
      gssencmode sslcertmode sslcompression sslsni ssl_min_protocol_version ApplicationName encoding supa \
      uselibpqcompat workaround statement_timeout pool binary_parameters default_query_exec_mode load_balance_hosts";
 
-/// The problem of a URL whose percent-encoding is malformed, or encodes no text.
+/// The problem of a URL whose percent-encoding is malformed, or encodes bytes that are not UTF-8.
 const BAD_PERCENT_ENCODING: &str =
     "'%' is not followed by two hexadecimal digits, or encodes no UTF-8: write %25 for '%'";
 
@@ -35,7 +35,7 @@ const REFUSED_VALUES: [(&str, &str); 3] =
 /// Names and values of parameters in their order. A name may be repeated.
 type ParamList = Vec<(String, String)>;
 
-/// The values of parameters by name.
+/// The values of the parameters of a connection string by name.
 type ParamMap = HashMap<String, String>;
 
 /// Returns whether `list`, which separates names by white space, has the name `name`.
@@ -127,8 +127,8 @@ impl DbTarget {
         DbTarget::from_pairs(pairs.collect::<Result<_, _>>()?, 5, os_user)
     }
 
-    /// Returns the database that the parameters `pairs` name. An error tells a parameter by its number instead of its
-    /// name. The first `unnumbered` pairs are the parts of a URL before its '?', and have no number.
+    /// Returns the database that the parameters `pairs` name. An error gives the number of an unknown parameter, because
+    /// its name may be a part of a password. The first `unnumbered` pairs, the parts of a URL before '?', do not count.
     fn from_pairs(pairs: ParamList, unnumbered: usize, os_user: Option<&str>) -> Result<DbTarget, String> {
         let (mut values, warnings) = accept_parameters(pairs, unnumbered)?;
         // Drops empty values, as libpq does. Keeps the empty values of parameters that take only certain words, so that
@@ -200,8 +200,8 @@ fn accept_parameters(pairs: ParamList, unnumbered: usize) -> Result<(ParamMap, V
             return Err(format!("parameter {number} is unknown or not supported{hint}"));
         }
     }
-    // Refuses hosts, users and databases that may hold a password, because the log shows them. Some programs separate
-    // parameters by `;`, so that a value here would hold the parameters after it.
+    // Refuses hosts, users and databases that may hold a password, because the log shows them. In a text whose parameters
+    // are separated by `;`, as for some other programs, one value holds all later parameters.
     let mut shown = values.iter().filter(|(name, _)| is_listed(name, "host user dbname"));
     if shown.any(|(_, value)| value.contains('=') || value.contains("://")) {
         let way = "separate parameters by spaces, in a URL by '&'";
@@ -267,20 +267,19 @@ fn take_tls_settings(values: &mut ParamMap) -> Result<(SslMode, TlsSettings), St
             return Err(format!("sslmode is not one of {modes}"));
         }
     };
-    let client_files = match (values.remove("sslcert"), values.remove("sslkey")) {
+    let client_cert_and_key = match (values.remove("sslcert"), values.remove("sslkey")) {
         (Some(certificate), Some(key)) => Some((certificate.into(), key.into())),
         (None, None) => None,
         _ => return Err("sslcert and sslkey need each other".to_owned()),
     };
-    Ok((mode, TlsSettings { verification, root_file: roots.map(Into::into), client_files }))
+    Ok((mode, TlsSettings { verification, root_file: roots.map(Into::into), client_cert_and_key }))
 }
 
-/// Returns the settings of the client library for one host: `at` is its index in the lists of hosts, addresses and
-/// ports.
-fn postgres_config(values: &ParamMap, at: usize) -> Result<postgres::Config, String> {
+/// Returns the settings of the client library for the host at `index` in the lists of hosts, addresses and ports.
+fn postgres_config(values: &ParamMap, index: usize) -> Result<postgres::Config, String> {
     let pair = |(name, value): (&String, &String)| {
         let is_list = is_listed(name, "host hostaddr port");
-        let value = value.split(',').nth(at).filter(|_| is_list).unwrap_or(value);
+        let value = value.split(',').nth(index).filter(|_| is_list).unwrap_or(value);
         format!("{name}='{}' ", value.replace('\\', r"\\").replace('\'', r"\'"))
     };
     // Takes the source of the crate's error, because the source names the parameter, but not its value.
@@ -563,11 +562,11 @@ mod tests {
             let target = DbTarget::parse(&format!("host=h {text}"), Some("u")).unwrap();
             assert_eq!(target.hosts[0].get_ssl_mode(), mode, "{text}");
             let root_file = roots.map(Into::into);
-            let tls = TlsSettings { verification, root_file, client_files: None };
+            let tls = TlsSettings { verification, root_file, client_cert_and_key: None };
             assert_eq!(target.tls, tls, "{text}");
         }
         let target = DbTarget::parse("postgres://h?sslcert=%2Fc&sslkey=/k", Some("u")).unwrap();
-        assert_eq!(target.tls.client_files, Some(("/c".into(), "/k".into())));
+        assert_eq!(target.tls.client_cert_and_key, Some(("/c".into(), "/k".into())));
         assert_rows("
             host=h sslmode=on                      | ! sslmode is not one of disable, allow, prefer, require, verify-ca or verify-full
             host=h sslmode=no-verify               | ! sslmode is no-verify: write sslmode=require

@@ -4,7 +4,7 @@ use super::{Format, PASSWORD_HASH, TransferError};
 use crate::config::Config;
 use crate::db::{
     bulk::{begin_export, for_each_user},
-    migrate::connect_migrated,
+    migrate::connect_if_migrated,
 };
 use crate::users::{
     timestamp,
@@ -39,7 +39,7 @@ const BYTES_PER_WRITE: usize = 64 << 10;
 /// # Errors
 /// After an error the output is incomplete.
 pub fn export(config: &Config, options: ExportOptions, to: &mut dyn Write) -> Result<(), TransferError> {
-    let mut client = connect_migrated(config)?;
+    let mut client = connect_if_migrated(config)?;
     let mut transaction = begin_export(&mut client)?;
     let mut to = BufWriter::with_capacity(BYTES_PER_WRITE, to);
     options.write_header(&mut to).map_err(TransferError::Write)?;

@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::db::{
     bulk::{self, Duplicate, Duplicates},
     explain,
-    migrate::connect_migrated,
+    migrate::connect_if_migrated,
 };
 use std::{collections::BTreeMap, io::Read, mem, thread};
 
@@ -104,7 +104,7 @@ pub fn import(
     input: impl Read,
     before_commit: impl FnOnce(),
 ) -> Result<ImportOutcome, TransferError> {
-    let mut client = connect_migrated(config)?;
+    let mut client = connect_if_migrated(config)?;
     let mut transaction = bulk::begin_import(&mut client)?;
     let rules = Rules::new(config, options);
     let cores = thread::available_parallelism().map_or(1, usize::from);

@@ -3,12 +3,12 @@
 //! session waits until the process goes on or ends.
 //!
 //! `time_limit` connects to one host within a time limit, `password` reads the password, `pooler` finds out whether a
-//! pooler lends its sessions, and `start` connects with retries.
+//! pooler lends its sessions, and `retries` connects with retries.
 #![cfg_attr(not(feature = "tls"), allow(clippy::clone_on_copy, reason = "without TLS, a connector is empty"))]
 
 mod password;
 mod pooler;
-mod start;
+mod retries;
 mod time_limit;
 
 use super::session::Session;
@@ -19,7 +19,7 @@ use crate::config::Config;
 use crate::error::StartError;
 use parking_lot::Mutex;
 use password::Password;
-pub use pooler::{POOLER_LENDS_SESSIONS, TransactionPooling};
+pub use pooler::{POOLER_NOTE, TransactionPooling};
 use postgres::Client;
 use postgres::config::TargetSessionAttrs;
 use std::io;
@@ -32,7 +32,7 @@ use time_limit::{MAX_CONNECT_TIME, UnansweredConnects};
 pub struct DbHosts {
     /// The parsed connection string.
     pub target: DbTarget,
-    /// The current epoch. Sessions that were opened in an earlier epoch are not used any more.
+    /// The current epoch. A new one begins when a server fails or is replaced, and ends the use of older sessions.
     pub epoch: Epoch,
     tls: Connector,
     config: Config,
@@ -41,7 +41,7 @@ pub struct DbHosts {
     pooling: Mutex<TransactionPooling>,
     /// The statement that sets the search_path of a new session to the schema of the tables. Not set until the start
     /// has found this schema.
-    set_search_path: OnceLock<String>,
+    search_path_sql: OnceLock<String>,
     /// The connects that were given up, for each host of `target`.
     unanswered_connects: Vec<UnansweredConnects>,
     /// The time of the last search for a server that takes changes.
@@ -66,7 +66,7 @@ impl DbHosts {
             config: config.clone(),
             password: Password::new(config, &target),
             pooling: Mutex::new(TransactionPooling::from_config(config)),
-            set_search_path: OnceLock::new(),
+            search_path_sql: OnceLock::new(),
             unanswered_connects: target.hosts.iter().map(|_| UnansweredConnects::default()).collect(),
             last_primary_check_at: Mutex::default(),
             target,
@@ -78,12 +78,12 @@ impl DbHosts {
         self.target.hosts[0].get_target_session_attrs() == TargetSessionAttrs::ReadWrite
     }
 
-    /// Sets the search_path of this session and of later ones to the schema `name`, so that a schema that is created
-    /// later cannot take its place. Puts `pg_temp` last, so that no temporary table hides one of userd's. Does not
-    /// change the session if a pooler may lend it to other clients.
+    /// Sets the search_path of this session and of later sessions to the schema `name`, so that userd keeps its tables
+    /// if another schema is created. Puts `pg_temp` last, so that no temporary table hides one of userd's. Does not
+    /// change this session if a pooler may lend the session to other clients.
     pub(super) fn set_schema(&self, client: &mut Client, name: &str) -> Result<(), postgres::Error> {
         let statement = || format!("set search_path = \"{}\", pg_temp; ", name.replace('"', "\"\""));
-        let statement = self.set_search_path.get_or_init(statement);
+        let statement = self.search_path_sql.get_or_init(statement);
         if self.pooling().allows_set_command() { client.batch_execute(statement) } else { Ok(()) }
     }
 
@@ -91,13 +91,13 @@ impl DbHosts {
         self.config.limits.statement_timeout()
     }
 
-    /// Opens a session, and executes `set_up_sql` in it unless a pooler may lend the session to other clients. Blocks
+    /// Opens a session, and executes `setup_sql` in it unless a pooler may lend the session to other clients. Blocks
     /// for at most two seconds for each host, or for a longer `connect_timeout`.
-    pub(super) fn connect(&self, set_up_sql: &str) -> Result<Session, ConnectError> {
+    pub(super) fn connect(&self, setup_sql: &str) -> Result<Session, ConnectError> {
         // Reads the epoch before connecting. If another server takes over meanwhile, the new session then belongs to
         // the earlier epoch, and is not used.
         let epoch = self.epoch.current();
-        let connection = self.open_session(set_up_sql, None, Duration::MAX)?;
+        let connection = self.open_session(setup_sql, None, Duration::MAX)?;
         let prepared_statements = self.pooling().allows_prepared_statements().then(Vec::new);
         Ok(Session { connection, prepared_statements, epoch, last_answer_at: Instant::now() })
     }
@@ -115,11 +115,11 @@ impl DbHosts {
         opened.is_ok()
     }
 
-    /// Opens a session with the first host that answers and has the `target_session_attrs` `attrs`, or those of the
-    /// connection string. Blocks for at most `max_time`.
+    /// Opens a session with the first host that answers and is of the kind `attrs`, such as a primary. If `attrs` is
+    /// `None`, the kind is that of the connection string. Blocks for at most `max_time`.
     fn open_session(
         &self,
-        set_up_sql: &str,
+        setup_sql: &str,
         attrs: Option<TargetSessionAttrs>,
         max_time: Duration,
     ) -> Result<Client, ConnectError> {
@@ -134,11 +134,11 @@ impl DbHosts {
             if let Some(password) = self.password.read() {
                 host.password(password);
             }
-            let search_path = self.set_search_path.get().map_or("", String::as_str);
+            let search_path = self.search_path_sql.get().map_or("", String::as_str);
             let allows_set = self.pooling().allows_set_command();
-            let set_up_sql = if allows_set { format!("{search_path}{set_up_sql}") } else { String::new() };
+            let setup_sql = if allows_set { format!("{search_path}{setup_sql}") } else { String::new() };
             let left = max_time.saturating_sub(began.elapsed());
-            match unanswered_connects.connect(host, self.tls.clone(), set_up_sql, left) {
+            match unanswered_connects.connect(host, self.tls.clone(), setup_sql, left) {
                 Ok(client) => return Ok(client),
                 Err(error) => refusal = error,
             }

@@ -9,7 +9,7 @@ use std::time::Instant;
 use std::{mem, sync::Arc};
 
 /// The line for the log and for `userd check` if a pooler lends its sessions.
-pub const POOLER_LENDS_SESSIONS: &str =
+pub const POOLER_NOTE: &str =
     "a pooler lends its sessions for one transaction each: userd serves as with DB_PREPARED=false";
 
 /// Tells whether there is a pooler that lends its sessions for one transaction each.
@@ -17,9 +17,9 @@ pub const POOLER_LENDS_SESSIONS: &str =
 pub enum TransactionPooling {
     /// Not known yet: the first session will show it.
     Unknown,
-    /// No pooler lends its sessions, as far as a test has shown, or because the settings turn the test off.
+    /// No pooler lends its sessions: a test has found none, or the settings turn the test off (`find_pooler` is false).
     Absent,
-    /// A pooler lends its sessions, because `db_prepared` is false.
+    /// A pooler lends its sessions, as the setting `db_prepared` = false says.
     Configured,
     /// A pooler lends its sessions, as a test or a failed statement has shown.
     Detected,
@@ -54,7 +54,7 @@ impl DbHosts {
         *self.pooling.lock()
     }
 
-    /// Records whether a pooler lends its sessions, unless `db_prepared` is false. Returns true if this is news.
+    /// Records whether a pooler lends its sessions, unless `db_prepared` is false. Returns true if this was not known before.
     pub fn record_pooling(&self, is_pooled: bool) -> bool {
         let mut pooling = self.pooling.lock();
         let known = match (*pooling, is_pooled) {
@@ -91,6 +91,6 @@ impl DbHosts {
 
 /// Returns a text that identifies the server process that serves `client` now.
 fn server_process_id(client: &mut Client) -> Result<String, postgres::Error> {
-    const PROCESS_ID: &str = "select pg_backend_pid()::text || pg_postmaster_start_time()::text";
-    client.query_typed_one(PROCESS_ID, &[]).map(|row| row.get(0))
+    const READ_PROCESS_ID: &str = "select pg_backend_pid()::text || pg_postmaster_start_time()::text";
+    client.query_typed_one(READ_PROCESS_ID, &[]).map(|row| row.get(0))
 }

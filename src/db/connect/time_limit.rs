@@ -37,13 +37,13 @@ impl UnansweredConnects {
         self.last_given_up_at.lock().is_some_and(|last| last.elapsed() < FIRST_PAUSE * threads * threads)
     }
 
-    /// Connects to the host, and executes `set_up_sql`. Blocks for at most [`MAX_CONNECT_TIME`], or for a longer
+    /// Connects to the host, and executes `setup_sql`. Blocks for at most [`MAX_CONNECT_TIME`], or for a longer
     /// `connect_timeout`, and never longer than `max_time`.
     pub fn connect(
         &self,
         mut host: postgres::Config,
         tls: Connector,
-        set_up_sql: String,
+        setup_sql: String,
         max_time: Duration,
     ) -> Result<Client, ConnectError> {
         let bound = host.get_connect_timeout().map_or(MAX_CONNECT_TIME, |time| MAX_CONNECT_TIME.max(*time));
@@ -54,7 +54,7 @@ impl UnansweredConnects {
         }
         let connect = move || {
             let mut client = PostgresConnectionManager::new(host, tls).connect()?;
-            client.batch_execute(&set_up_sql).map(|()| client)
+            client.batch_execute(&setup_sql).map(|()| client)
         };
         let connected = run_within(bound.min(max_time), &self.waiting_threads, || catch_panic(connect));
         if matches!(connected, Err(ConnectError::NoAnswer)) {

@@ -18,7 +18,7 @@ pub struct TlsSettings {
     /// The PEM file with the certificates to trust. If it is `None`, the system's certificates are trusted.
     pub root_file: Option<PathBuf>,
     /// The PEM file with the certificate that userd shows to the server, and the PEM file with its private key.
-    pub client_files: Option<(PathBuf, PathBuf)>,
+    pub client_cert_and_key: Option<(PathBuf, PathBuf)>,
 }
 
 /// How far a server's certificate is verified. In each case the server proves that it owns the key of the certificate.
@@ -91,7 +91,7 @@ mod with_rustls {
             .expect("the ring provider supports the default versions")
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(verifier));
-        let mut config = match &settings.client_files {
+        let mut config = match &settings.client_cert_and_key {
             Some((certificate, key)) => {
                 let private = PrivateKeyDer::from_pem_slice(&read_pem(key)?)
                     .map_err(|_| file_error(key, "holds no unencrypted PEM private key"))?;

@@ -19,8 +19,8 @@ const FIND_WRONG_SETTINGS: &str = "\
     from current_setting('search_path') as setting \
     where replace(setting, ' ', '') <> replace(quote_ident(current_schema()::text) || ',pg_temp', ' ', '')";
 
-/// The longest wait of a statement for a lock. Then its session serves other requests, and the statement is executed
-/// again later. The time is longer than a commit takes, so that a statement waits for a lock that lasts one commit.
+/// The longest wait of a statement for a lock. Then the session serves other requests, and the statement is executed
+/// again later. The wait is longer than a commit takes, so that no statement fails because of a single commit.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Returns the names of the needed settings with their values; times are in milliseconds. Each statement of a service
@@ -43,7 +43,7 @@ fn needed_settings(statement_timeout: Duration) -> [(&'static str, String); 7] {
 
 /// Returns the statements that set up a session of a service. `set` is the command to use: `set`, or `set local` for
 /// one transaction.
-pub fn setup_statements(set: &str, statement_timeout: Duration) -> String {
+pub fn setup_sql(set: &str, statement_timeout: Duration) -> String {
     needed_settings(statement_timeout).map(|(name, value)| format!("{set} {name} = '{value}'; ")).concat()
 }
 
