@@ -239,8 +239,9 @@ impl Trial<'_> {
         STEPS_AFTER_ROLLBACK.iter().try_for_each(|step| self.execute_step(step).map(drop))
     }
 
-    /// Adds the triggers that are as the migrations make them to `enabled_triggers`, and adds a problem for each
-    /// further trigger that executes a function of the migrations. Returns the triggers of other programs.
+    /// Adds each trigger of the migrations to `enabled_triggers` if neither the trigger nor its function was altered.
+    /// Adds a problem for each further trigger that executes a function of the migrations. Returns the triggers of other
+    /// programs.
     fn read_triggers(&mut self) -> Result<Vec<String>, Error> {
         let mut foreign = Vec::new();
         for row in self.transaction.query_typed(FIND_ENABLED_TRIGGERS, &[(&ALL_TABLES, Type::TEXT_ARRAY)])? {

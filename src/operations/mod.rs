@@ -296,8 +296,8 @@ impl Operations {
         }
     }
 
-    /// Returns how many passwords may be hashed at the same time: one for every two cores, which leaves half of the
-    /// cores to reads, but no more than the budget has memory for.
+    /// Returns how many hashers (threads that hash passwords) a service has: one for every two cores, which leaves half
+    /// of the cores to reads, but no more than the budget has memory for.
     pub(crate) fn max_hashers(&self) -> usize {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         (cores / 2).min(self.budget.limit / self.hasher.memory_bytes(None)).max(1)

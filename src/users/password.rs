@@ -48,7 +48,7 @@ impl PasswordHash {
 pub enum PasswordMatch {
     /// The password does not match the hash.
     None,
-    /// The password matches the hash.
+    /// The password matches, and the caller should keep the hash.
     Current,
     /// The password matches, but the caller should replace the hash, because a new hash would be stronger.
     Outdated,
