@@ -1,7 +1,7 @@
 //! Counts the memory that is held for clients, and compares it with one limit.
 //!
 //! Allocates nothing. Memory that is held already is counted even beyond the limit: the frontend then closes
-//! connections, or refuses the request.
+//! connections or refuses requests.
 
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};

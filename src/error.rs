@@ -59,7 +59,7 @@ pub enum Error {
     },
     /// The password is wrong, or no user has the e-mail address.
     InvalidCredentials,
-    /// The service has tokens for clients, and the request has none of them.
+    /// The service requires a token, and the request has no valid token.
     Unauthorized,
     /// The token of the request does not give the right to this route.
     Forbidden,
@@ -71,7 +71,7 @@ pub enum Error {
     /// Another record has a value that must be unique, as an e-mail address (SQLSTATE 23505).
     AlreadyExists,
     /// The create has the `Idempotency-Key` of an earlier create with another body.
-    KeyReused,
+    IdempotencyKeyReused,
     /// The create has the `Idempotency-Key` of an earlier create whose user was deleted since.
     Gone,
     /// The record is not in a state that the precondition allows (`If-Match`, `If-None-Match`).
@@ -162,7 +162,7 @@ impl Error {
             }
             Error::HostNotAllowed => explained(403, "Host not allowed", HOST_ADVICE),
             Error::AlreadyExists => fixed(409, "Already exists"),
-            Error::KeyReused => fixed(422, "Idempotency-Key reused"),
+            Error::IdempotencyKeyReused => fixed(422, "Idempotency-Key reused"),
             Error::Gone => fixed(410, "Gone"),
             Error::PreconditionFailed => fixed(412, "Precondition failed"),
             Error::Database { .. } => fixed(500, "Database error"),
@@ -337,7 +337,7 @@ mod tests {
         let rows: &[(Error, u16, &str)] = &[
             (Error::NotFound, 404, r#"{"error":"Not found"}"#),
             (Error::AlreadyExists, 409, r#"{"error":"Already exists"}"#),
-            (Error::KeyReused, 422, r#"{"error":"Idempotency-Key reused"}"#),
+            (Error::IdempotencyKeyReused, 422, r#"{"error":"Idempotency-Key reused"}"#),
             (Error::Gone, 410, r#"{"error":"Gone"}"#),
             (Error::PreconditionFailed, 412, r#"{"error":"Precondition failed"}"#),
             (

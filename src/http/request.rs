@@ -46,7 +46,7 @@ impl Method {
     }
 }
 
-/// A complete request: its body has arrived and is decoded.
+/// A complete request, whose whole body has arrived.
 #[derive(Clone)]
 pub struct Request {
     /// The HTTP method.

@@ -251,11 +251,11 @@ impl Create {
         }
     }
 
-    /// Answers with the kept answer of an earlier create. Fails with [`Error::KeyReused`] if the earlier create had
-    /// another body or password.
+    /// Answers with the kept answer of an earlier create. Fails with [`Error::IdempotencyKeyReused`] if
+    /// the earlier create had another body or password.
     fn answer_repeat(&self, operations: &Operations, kept: &StoredUser) -> Result<Outcome, Failure> {
         if self.key.map(|(_, own)| own) != kept.earlier_body {
-            return Err(Error::KeyReused.into());
+            return Err(Error::IdempotencyKeyReused.into());
         }
         // Counts the password as an attempt, because the answer tells whether the password is right, as the answer to a
         // login does.
@@ -263,7 +263,7 @@ impl Create {
             let attempt = operations.throttle.admit(&self.user.email, self.peer.map(peer_network))?;
             if operations.in_budget(hash, |hasher| hasher.verify(password, hash))? == PasswordMatch::None {
                 attempt.mark_wrong();
-                return Err(Error::KeyReused.into());
+                return Err(Error::IdempotencyKeyReused.into());
             }
         }
         Ok(kept.answer().with("Idempotency-Replayed", "true").into())

@@ -47,7 +47,7 @@ impl Cluster {
     /// start; if the directory is unusable, another user's or in use; or if `initdb` or the server fails.
     pub fn open(dir: &Path, max_connections: u32, may_join: bool, go_on: ShouldGoOn) -> Result<Cluster> {
         let account = if may_join { Account::owner_of(dir) } else { Account::for_cluster(true) }?;
-        let dir = directory::make_or_check(dir, account)?;
+        let dir = directory::make_or_check_dir(dir, account)?;
         account.with_rights(|| {
             let mut wait = Wait::begin();
             loop {

@@ -119,7 +119,7 @@ pub(super) fn can_have_socket(dir: &Path) -> bool {
 
 /// Makes the directory `dir` for a cluster whose data are kept, or checks the directory that is there. Takes the right
 /// to enter the directory from all other accounts. Returns its path without links.
-pub(super) fn make_or_check(dir: &Path, account: Account) -> Result<PathBuf> {
+pub(super) fn make_or_check_dir(dir: &Path, account: Account) -> Result<PathBuf> {
     let dir = &path::absolute(dir).map_err(ClusterError::cannot("use", dir))?;
     let parent = dir.parent().unwrap_or(dir);
     let create =
