@@ -21,7 +21,7 @@ impl Args {
     /// and returns `None`.
     pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Option<Args>, Failure> {
         let arguments: Vec<OsString> = arguments.collect();
-        // Looks only at arguments of userd: those behind `--` are for the COMMAND of `userd test`.
+        // Leaves out the arguments behind `--`, which are the command that `userd test` runs.
         let mut own = arguments.iter().take_while(|argument| *argument != "--");
         if own.any(|argument| is_connection_string(&argument.to_string_lossy())) {
             return Err(Failure::usage(
@@ -59,7 +59,7 @@ impl Args {
         occurrences.into_iter().flatten().map(|mut values| values.next().map(PathBuf::as_path))
     }
 
-    /// Returns the COMMAND of `userd test`, with its arguments.
+    /// Returns the command that `userd test` runs, with its arguments.
     pub fn test_command(&self) -> Vec<&OsString> {
         self.matches.get_many(OPERAND.id()).into_iter().flatten().collect()
     }
@@ -69,8 +69,8 @@ impl Args {
         self.value(OPERAND).map(Path::to_string_lossy).unwrap_or_default()
     }
 
-    /// Returns the directory of the private cluster, or `None` without `--embedded`. The default for root is a
-    /// directory that PostgreSQL's account can enter.
+    /// Returns the directory of the private PostgreSQL cluster, or `None` without `--embedded`. The default for root is
+    /// a directory that PostgreSQL's account can enter.
     pub fn embedded_dir(&self) -> Option<PathBuf> {
         let is_root = nix::unistd::Uid::effective().is_root();
         let default = Path::new(if is_root { "/var/lib/userd" } else { "userd-data" });

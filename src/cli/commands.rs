@@ -1,5 +1,5 @@
-//! The tables of subcommands and options, and the description of the command line that is made of them for clap. clap
-//! parses arguments, and makes `--help`, the manual page and the completion of shells.
+//! The tables of subcommands and options, and the functions that describe the command line to clap by these tables.
+//! clap parses arguments, and makes `--help`, the manual page and the completion of shells.
 //!
 //! To add an option, write a row here, and ask `Args` for the option in the file of the subcommand. To add a
 //! subcommand, write a row here, and an arm in `execute` of `src/cli/mod.rs`.
@@ -9,12 +9,11 @@ use clap::builder::{OsStringValueParser, PathBufValueParser, PossibleValuesParse
 use clap::{Arg, ArgAction, Command};
 use std::path::PathBuf;
 
-/// Options that set an environment variable, each with the name of the variable. The option has the help text of the
-/// variable's setting.
+/// Options that set an environment variable, each with the name of the variable.
 pub const ENV_OPTIONS: [(OptionName, &str); 3] = [(HOST, "HOST"), (PORT, "PORT"), (POSTGRES, "POSTGRES_BIN")];
 
 /// Name of the subcommand `userd test`, whose failures have exit codes of their own.
-pub const TEST_NAME: &str = "test";
+pub const TEST_SUBCOMMAND: &str = "test";
 
 /// Width of the help in columns.
 const HELP_COLUMNS: usize = 100;
@@ -53,8 +52,8 @@ subcommands! {
         meanwhile";
     Grants "grants" "ROLE": "print the GRANT statements that ROLE needs to run the service on tables that another \
         role owns";
-    Test TEST_NAME "[COMMAND]": "run COMMAND, as in `userd test -- pytest -q`, beside a service that is thrown away: \
-        USERD_URL, USERD_CONTROL and USERD_DATABASE_URL say where; without COMMAND print them, and serve until \
+    Test TEST_SUBCOMMAND "[COMMAND]": "run COMMAND, as in `userd test -- pytest -q`, beside a service that is thrown \
+        away: USERD_URL, USERD_CONTROL and USERD_DATABASE_URL say where; without COMMAND print them, and serve until \
         standard input ends";
     Config "config" "": "print the settings in force and where each comes from, without secrets";
     Healthcheck "healthcheck" "": "exit code 0 if the service that these variables start answers GET /readyz with \
@@ -77,9 +76,9 @@ impl OptionName {
 /// The name of the operand of any subcommand.
 pub const OPERAND: OptionName = OptionName("operand");
 
-/// Declares a constant for each option, and the table with the subcommands, the value and the help text of each. An
-/// option without a help text has that of its setting. The value `[=DIR]` is optional; the value `=on|off` must be one
-/// of these words.
+/// Declares a constant for each option, and the table with the subcommands, the value and the help text of each. If
+/// the help text is empty, the help shows the text of the setting that is named like the value. The value `[=DIR]` is
+/// optional; the value `=on|off` must be one of these words.
 macro_rules! options {
     ($($option:ident $name:literal: $([$($subcommand:ident)+] $value:literal $help:literal;)+)+) => {
         $(pub const $option: OptionName = OptionName($name);)+
@@ -145,7 +144,7 @@ pub fn clap_command() -> Command {
         .mut_arg(POSTGRES.0, |arg| arg.requires(EMBEDDED.0))
         .mut_arg(ENV_FILE.0, |arg| arg.global(true))
         .subcommands(SUBCOMMANDS.iter().map(clap_subcommand))
-        .mut_subcommand(TEST_NAME, |test| {
+        .mut_subcommand(TEST_SUBCOMMAND, |test| {
             let command = |arg: Arg| arg.last(true).num_args(1..).value_parser(OsStringValueParser::new());
             test.mut_arg(OPERAND.0, command)
                 .mut_arg(UNTIL_SIGNAL.0, |arg| arg.conflicts_with(OPERAND.0))
@@ -197,8 +196,8 @@ fn clap_option(name: &'static str, value: &'static str, help: &'static str) -> A
     with_value(arg, value_name)
 }
 
-/// Returns the argument with a value of this name: one of the words of a name such as `on|off`, else a path that is not
-/// empty.
+/// Makes an argument take a value with this name in the help. If the name is a list such as `on|off`, the value must be
+/// one of its words, otherwise a path that is not empty.
 fn with_value(arg: Arg, name: &'static str) -> Arg {
     let arg = arg.value_name(name);
     if name.contains('|') {

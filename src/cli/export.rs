@@ -30,8 +30,8 @@ pub fn export(args: &Args) -> Result<(), Failure> {
     exported.and_then(|()| output.finish().map_err(TransferError::Write)).map_err(export_failure)
 }
 
-/// Returns the failure of an export. Its message is empty if the reader of the output, `head` for example, has closed
-/// it, because that is no error of the export.
+/// Returns the failure of an export. Its message is empty if the reader of the output, such as `head`, has closed the
+/// output, because the export has made no error then.
 fn export_failure(error: TransferError) -> Failure {
     match error {
         TransferError::Write(error) if error.kind() == io::ErrorKind::BrokenPipe => {

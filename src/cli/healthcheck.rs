@@ -7,8 +7,8 @@ use crate::{Config, server};
 use std::io::{self, Read, Write};
 use std::{net::TcpStream, os::unix::net::UnixStream, thread, time::Duration};
 
-/// The most seconds since the last probe of the database for an answer to count. A request for `/readyz` makes the
-/// server probe the database anew if its last probe is old.
+/// Age in seconds at which the server's last probe of the database is too old for this check. A request for `/readyz`
+/// makes the server probe the database anew if its last probe is old.
 const MAX_PROBE_AGE_SECONDS: u64 = 5;
 
 /// Pause between two requests for `/readyz`.

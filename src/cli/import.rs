@@ -41,7 +41,7 @@ pub fn import(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns the failure of an import that ended early.
+/// Returns the failure for an import that ended with this error.
 fn import_failure(error: TransferError) -> Failure {
     match error {
         TransferError::Start(error) => error.into(),
@@ -73,8 +73,8 @@ pub fn unreadable_failure(file: &Path, error: io::Error) -> Failure {
     Failure::runtime(format!("cannot read {file}: {error}; `userd help import` says what it reads"))
 }
 
-/// Prints the refused lines on standard error. Returns the line that says how many users were imported. Fails if no
-/// user was imported because lines were refused.
+/// Prints on standard error why lines were refused. Returns the line that says how many users were imported. Fails if
+/// no user was imported because lines were refused.
 fn report_outcome(options: &ImportOptions, outcome: ImportOutcome) -> Result<String, Failure> {
     let (new, existing, refused) = (outcome.imported_users, outcome.existing_users, outcome.refused_records);
     // Ignores an error, because standard error may be a terminal that is closed.

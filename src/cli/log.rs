@@ -24,13 +24,13 @@ use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::forma
 const WRITE_PAUSE: Duration = Duration::from_millis(10);
 
 /// The most bytes of lines that are queued while standard error is stuck. Further lines are dropped.
-const MAX_WAITING_BYTES: usize = 1 << 20;
+const MAX_QUEUED_BYTES: usize = 1 << 20;
 
 /// Capacity of a new line of the log in bytes, which suffices for most lines.
 const USUAL_LINE_BYTES: usize = 256;
 
 /// Number of bytes in the lines that the log's thread has not yet written.
-static WAITING_BYTES: AtomicUsize = AtomicUsize::new(0);
+static QUEUED_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 /// Number of lines that the log has dropped and not yet reported.
 static DROPPED_LINES: AtomicUsize = AtomicUsize::new(0);
@@ -47,9 +47,9 @@ static IS_JOURNAL_TEXT: LazyLock<bool> = LazyLock::new(|| {
     fstat(io::stderr()).is_ok_and(|found| stream == Some(format!("{}:{}", found.st_dev, found.st_ino).into()))
 });
 
-/// Names of the values that a log record may have beside its message. The first five values are part of the message,
+/// Keys of the values that a log record may have beside its message. The first five values are part of the message,
 /// too.
-const VALUE_NAMES: [&str; 8] =
+const RECORD_KEYS: [&str; 8] =
     ["method", "path", "status", "duration_ms", "bytes", "token", "client", "request_id"];
 
 /// Format of the times in the log: UTC with microseconds, so that all times have one width.
@@ -80,7 +80,7 @@ pub fn log_to(lookup: VarLookup, mut write: impl FnMut(&[u8]) + Send + 'static) 
         while let Ok(mut text) = queued.recv() {
             queued.try_iter().for_each(|line| text.extend_from_slice(&line));
             write(&text);
-            WAITING_BYTES.fetch_sub(text.len(), SeqCst);
+            QUEUED_BYTES.fetch_sub(text.len(), SeqCst);
             let dropped = DROPPED_LINES.swap(0, SeqCst);
             if dropped > 0 {
                 log::warn!("{dropped} lines of this log were dropped");
@@ -141,7 +141,7 @@ impl Log for Logger {
     /// Blocks until all lines are written, but for no longer than a second.
     fn flush(&self) {
         let deadline = Instant::now() + Duration::from_secs(1);
-        while WAITING_BYTES.load(SeqCst) > 0 && Instant::now() < deadline {
+        while QUEUED_BYTES.load(SeqCst) > 0 && Instant::now() < deadline {
             thread::sleep(WRITE_PAUSE);
         }
     }
@@ -153,10 +153,10 @@ struct LineSender(mpsc::Sender<Vec<u8>>);
 impl Write for LineSender {
     /// Sends lines to the log's thread, or drops them if too many bytes are queued.
     fn write(&mut self, lines: &[u8]) -> io::Result<usize> {
-        if WAITING_BYTES.load(SeqCst) > MAX_WAITING_BYTES {
+        if QUEUED_BYTES.load(SeqCst) > MAX_QUEUED_BYTES {
             DROPPED_LINES.fetch_add(1, SeqCst);
         } else {
-            WAITING_BYTES.fetch_add(lines.len(), SeqCst);
+            QUEUED_BYTES.fetch_add(lines.len(), SeqCst);
             // Ignores an error, because the receiving thread ends only with the process.
             let _ = self.0.send(lines.to_vec());
         }
@@ -182,7 +182,7 @@ fn to_text(record: &Record) -> String {
     let mut line = String::with_capacity(USUAL_LINE_BYTES);
     let mut add = |text: fmt::Arguments| line.write_fmt(text).expect("a String takes all");
     add(*record.args());
-    values_named(record, &VALUE_NAMES[5..]).for_each(|(name, value)| add(format_args!(" {name}={value}")));
+    values_named(record, &RECORD_KEYS[5..]).for_each(|(name, value)| add(format_args!(" {name}={value}")));
     line
 }
 
@@ -193,7 +193,7 @@ fn to_json(record: &Record) -> String {
         "level": record.level().as_str().to_ascii_lowercase(),
         "message": record.args().to_string(),
     });
-    for (name, value) in values_named(record, &VALUE_NAMES) {
+    for (name, value) in values_named(record, &RECORD_KEYS) {
         object[name] = match (value.to_u64(), value.to_f64()) {
             (Some(number), _) => number.into(),
             (None, Some(number)) => ((number * 1e3).round() / 1e3).into(),
@@ -235,9 +235,9 @@ mod tests {
         let (lines, queued) = mpsc::channel();
         let mut lines = LineWriter::new(LineSender(lines));
         for expected in [0, 1, 2] {
-            lines.write_all(&[[b'x'; MAX_WAITING_BYTES].as_slice(), b"\n"].concat()).unwrap();
+            lines.write_all(&[[b'x'; MAX_QUEUED_BYTES].as_slice(), b"\n"].concat()).unwrap();
             assert_eq!(DROPPED_LINES.load(SeqCst), expected);
         }
-        assert_eq!(queued.try_iter().map(|line| line.len()).collect::<Vec<_>>(), [MAX_WAITING_BYTES + 1]);
+        assert_eq!(queued.try_iter().map(|line| line.len()).collect::<Vec<_>>(), [MAX_QUEUED_BYTES + 1]);
     }
 }

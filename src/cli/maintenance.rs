@@ -27,7 +27,7 @@ pub fn print_grants(args: &Args) -> Result<(), Failure> {
     print(grants.iter().map(|grant| format!("{grant}\n")).collect::<String>())
 }
 
-/// Checks configuration and database, and prints a line for each finding. Fails if a finding is a problem.
+/// Checks configuration and database, and prints a line for each problem and each note. Fails if there is a problem.
 pub fn check(args: &Args) -> Result<(), Failure> {
     let mut findings = Vec::new();
     let changes = match (args.has(commands::READ_ONLY), args.has(commands::FIRE_TRIGGERS)) {

@@ -29,9 +29,9 @@ use std::{env, process::ExitCode};
 pub fn run() -> ExitCode {
     signals::reset_signals();
     let done = Args::parse(env::args_os()).and_then(|args| args.map_or(Ok(()), execute));
-    let is_test = env::args_os().nth(1).is_some_and(|word| word == commands::TEST_NAME);
+    let is_test = env::args_os().nth(1).is_some_and(|word| word == commands::TEST_SUBCOMMAND);
     let failure = done.err().unwrap_or_default();
-    let Failure { exit_code, message } = if is_test { test::with_test_code(failure) } else { failure };
+    let Failure { exit_code, message } = if is_test { test::to_test_failure(failure) } else { failure };
     report_exit(&message);
     ExitCode::from(exit_code)
 }
@@ -87,12 +87,12 @@ struct Failure {
 }
 
 impl Failure {
-    /// Returns the failure of a wrong command line or a wrong variable.
+    /// Returns the failure for a wrong command line or a wrong environment variable.
     fn usage(problem: impl ToString) -> Failure {
         Failure { exit_code: 2, message: problem.to_string() }
     }
 
-    /// Returns the failure of a command that could not start or could not go on.
+    /// Returns the failure for a command that could not start or could not go on.
     fn runtime(problem: impl ToString) -> Failure {
         Failure { exit_code: 1, message: problem.to_string() }
     }

@@ -9,8 +9,8 @@ use tempfile::{Builder, TempPath};
 /// The opened output of an export.
 pub struct Output {
     pub file: File,
-    /// The path of the temporary file that is open as `file`, and the path that it gets at the end. Dropping the first
-    /// removes the file. `None` if the output is no new file.
+    /// The path of the temporary file that is open as `file`, and the path that it gets at the end. Dropping the
+    /// `TempPath` removes the temporary file. `None` if the output is no new file.
     unfinished_file: Option<(TempPath, PathBuf)>,
 }
 

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use std::{fs, process, thread};
 
-/// Pause of a thread that waits for the end of the cluster or of the parent process, until it looks again.
-pub const WATCH_PAUSE: Duration = Duration::from_secs(1);
+/// Pause between two polls for the end of the private cluster or of the parent process.
+pub const END_POLL_PAUSE: Duration = Duration::from_secs(1);
 
 /// Time after the first signal in which further signals are ignored, because they may be repetitions of the first.
 const MAX_REPETITION_TIME: Duration = Duration::from_secs(1);
@@ -41,8 +41,8 @@ pub struct ExitCleanup {
     pub temporary_file: Option<PathBuf>,
 }
 
-/// The server that [`exit_now`] ends, and the file that it removes. [`exit_now`] waits while another thread has locked
-/// this.
+/// The server that [`exit_now`] ends, and the file that it removes. A thread that keeps this locked delays
+/// [`exit_now`].
 pub static CLEANUP: Mutex<ExitCleanup> = Mutex::new(ExitCleanup { server_pid: None, temporary_file: None });
 
 /// Ends the process immediately, after it has ended the server and removed the file in [`CLEANUP`]. Prints `message` on
@@ -77,8 +77,8 @@ pub fn handle_signals(each: impl FnMut(i32) + Send + 'static) -> Result<(), Fail
     spawn_thread("signals", move || signals.forever().for_each(each))
 }
 
-/// Returns an iterator that makes the process ignore these signals, and returns the numbers of those that it has not
-/// ignored before. A handler that is set later overrides this.
+/// Returns a lazy iterator, whose steps make the process ignore these signals. Its items are the numbers of the signals
+/// that the process did not ignore before. A handler that is set later takes precedence.
 pub fn ignore_signals(signals: impl IntoIterator<Item = Signal>) -> impl Iterator<Item = i32> {
     // SAFETY: no function is set as the handler.
     let ignore = |number| unsafe { signal(number, SigHandler::SigIgn) };
@@ -121,7 +121,7 @@ pub fn end_service_on_signal() -> Result<(), Failure> {
 
 /// Blocks until the service or its private cluster has ended. Returns how the service has ended.
 pub fn wait_for_end(mut cluster: Option<&mut Cluster>) -> Result<(), String> {
-    let pause = if cluster.is_some() { WATCH_PAUSE } else { Duration::MAX };
+    let pause = if cluster.is_some() { END_POLL_PAUSE } else { Duration::MAX };
     let mut end = SERVICE_END.lock();
     while end.is_none() {
         if SERVICE_ENDED.wait_for(&mut end, pause).timed_out() {

@@ -24,15 +24,15 @@ use std::{fs, path::Path, thread};
 /// Exit code of a failure of `userd test` itself, not of COMMAND.
 const OWN_FAILURE_CODE: u8 = 125;
 
-/// Environment variables of COMMAND, each with the name of its URL. These names are also members of the answer to a
-/// control (a request that steers a test's service).
+/// Environment variables of COMMAND, each with the member of `Services::first_service_urls` that is its value.
 const COMMAND_VARIABLES: [(&str, &str); 3] =
     [("USERD_URL", "url"), ("USERD_CONTROL", "control"), ("USERD_DATABASE_URL", "databaseUrl")];
 
 /// Signals that this process passes on to COMMAND.
 const FORWARDED_SIGNALS: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
 
-/// The least length of NAME in `--control=NAME`, in bytes, so that a web page cannot guess it and send controls.
+/// The least length of NAME in `--control=NAME`, in bytes, so that a web page cannot guess the URL of the controls (the
+/// requests that steer a test's service).
 const MIN_CONTROL_NAME_BYTES: usize = 16;
 
 /// The most lines of the service's log that are printed if COMMAND fails.
@@ -59,7 +59,7 @@ pub fn test(args: &Args) -> Result<(), Failure> {
             let parent = getppid();
             end_process_after("parent", move || {
                 while getppid() == parent {
-                    thread::sleep(signals::WATCH_PAUSE);
+                    thread::sleep(signals::END_POLL_PAUSE);
                 }
             })?;
         }
@@ -81,13 +81,14 @@ pub fn test(args: &Args) -> Result<(), Failure> {
 
 /// Returns the failure with an exit code of `userd test` itself, and with its message in one line. A failure of COMMAND
 /// has no message, and keeps its exit code.
-pub fn with_test_code(Failure { exit_code, message }: Failure) -> Failure {
+pub fn to_test_failure(Failure { exit_code, message }: Failure) -> Failure {
     let exit_code = if message.is_empty() { exit_code } else { exit_code.max(OWN_FAILURE_CODE) };
     let lines = message.lines().map(str::trim).filter(|line| !line.is_empty());
     Failure { exit_code, message: lines.collect::<Vec<_>>().join("; ") }
 }
 
-/// Parses the NAME of `--control=NAME`, which is the first segment in the path of each control.
+/// Parses the NAME of `--control=NAME`. The path of each control (a request that steers a test's service) begins with
+/// NAME.
 fn parse_control_name(args: &Args) -> Result<Option<String>, Failure> {
     let Some(name) = args.value(commands::CONTROL).map(Path::to_string_lossy) else { return Ok(None) };
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
@@ -180,7 +181,7 @@ fn execute_command(command: &[&OsString], variables: &[(&str, &str)]) -> io::Res
     let mut program = Command::new(command[0]);
     program.args(&command[1..]).envs(variables.iter().copied());
     let prepare = move || {
-        // Has the kernel send SIGTERM to COMMAND when this process ends. Fails if this process has ended already.
+        // Has the kernel send SIGTERM to COMMAND when `userd test` ends. Fails if `userd test` has ended already.
         set_pdeathsig(Signal::SIGTERM)?;
         if getppid() == parent { Ok(()) } else { Err(Errno::ESRCH.into()) }
     };

@@ -88,7 +88,7 @@ impl ScratchDatabase {
 
 impl Drop for ScratchDatabase {
     fn drop(&mut self) {
-        // Compares the stored counts with the users at the end of every test of this crate that succeeds.
+        // Compares the stored counts of users with the users, at the end of every test of this crate that succeeds.
         #[cfg(test)]
         let compared = if thread::panicking() {
             Ok(String::new())
@@ -125,7 +125,7 @@ struct ClusterSession {
     /// The id of the session, which is a part of the names of its databases.
     id: String,
     /// The clause of `create database` by which PostgreSQL copies files, which takes half as long as its default. Empty
-    /// before PostgreSQL 15, which always copies files.
+    /// for versions before 15, because they have no such clause and always copy files.
     copy_clause: String,
     created_databases: u32,
 }

@@ -14,7 +14,8 @@ const MAX_JOURNAL_BYTES: usize = 8 << 20;
 /// The text in the journal for a secret value.
 const HIDDEN_VALUE: &str = "***";
 
-/// The journal of requests and the rules for faults. The service passes each request here before it judges the request.
+/// The journal of requests and the rules for faults. The service passes each request here before it executes or
+/// refuses the request.
 #[derive(Default)]
 pub struct Interceptor {
     /// A line of JSON for each request since the start of the service or its last reset.
@@ -75,8 +76,8 @@ impl Interceptor {
         self.journal.range(first..).map(|line| format!("{line}\n")).collect()
     }
 
-    /// Adds a request to the journal. Returns the fault of the first rule that matches the request, and counts the rule
-    /// down.
+    /// Adds a request to the journal. Returns the fault of the first rule that matches the request, and lowers the
+    /// rule's `times` by one.
     pub fn intercept(&mut self, request: &Request) -> Option<Fault> {
         self.add_to_journal(request);
         let is_meant =
@@ -115,8 +116,9 @@ fn matches_target(wanted: &str, target: &str) -> bool {
     is_wanted(target) || target.split('?').next().is_some_and(is_wanted)
 }
 
-/// Refuses a method and a target whose requests never reach the journal, so that a test with a misspelt path fails
-/// immediately: the service has no such route, the frontend answers it by itself, or `:id` stands for an id.
+/// Refuses a method and a target if the service has no such route, if the frontend answers the request by itself, or
+/// if the target has `:id` in place of an id. The journal never has such a request, so a test with a misspelt path
+/// fails immediately.
 fn check_route(method: Option<&str>, target: Option<&str>) -> Result<(), Refusal> {
     let path = target.map(|target| target.split('?').next().unwrap_or_default());
     let route = |method: &str, path| app::find_route(method.into(), path, true);

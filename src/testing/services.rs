@@ -1,5 +1,5 @@
 //! The services of `userd test`, and their controls: requests that steer a service. Controls are sent to the first
-//! service, below paths that only its user knows, and each is executed by a thread of its own.
+//! service, at paths that begin with a secret name, and each is executed by a thread of its own.
 
 use super::databases::{ScratchDatabase, test_config};
 use super::{Fault, Refusal, requests::Interceptor, states::RunningService};
@@ -21,9 +21,9 @@ use uuid::Uuid;
 const MAX_SAVE_TIME: Duration = Duration::from_secs(60);
 
 /// The description of each control, one a line, for the answer to a GET of the URL of the controls.
-const CONTROLS: &str = include_str!("controls.txt");
+const CONTROLS_HELP: &str = include_str!("controls.txt");
 
-/// The body of the control `POST services`, which starts another service.
+/// The JSON body of `POST services`, which starts another service.
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
 struct ServiceBody {
@@ -31,7 +31,7 @@ struct ServiceBody {
     users: Vec<Value>,
 }
 
-/// The body of the control `POST faults`, which makes requests fail.
+/// The JSON body of `POST faults`, which makes requests fail.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FaultBody {
@@ -43,15 +43,15 @@ struct FaultBody {
     bytes: Option<usize>,
 }
 
-/// The body of the control `POST time`, which lets `advance` seconds pass.
+/// The JSON body of `POST time`, which lets `advance` seconds pass.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TimeBody {
     advance: f64,
 }
 
-/// Refuses a setting that a test's service may not have. The first service may have more settings than a service that a
-/// control starts.
+/// Refuses a setting that a test's service may not have. The first service may have more settings than the services
+/// that a test starts later.
 fn check_setting(name: &str, is_first: bool) -> Result<(), String> {
     let known = SETTINGS.iter().find(|setting| setting.variable == name);
     match known.map(|setting| setting.scope) {
@@ -157,7 +157,7 @@ impl Services {
         match (request.method, &path_segments(request)[1..]) {
             (Method::Get | Method::Head, []) => {
                 let mut answer = self.service_urls(name, &running, Some(request));
-                answer["controls"] = CONTROLS.lines().collect();
+                answer["controls"] = CONTROLS_HELP.lines().collect();
                 return Ok(Response::json(200, &answer));
             }
             (Method::Delete, []) if name != self.first_service_name => {

@@ -13,7 +13,8 @@ use postgres::{Client, Error, NoTls, error::SqlState};
 use std::time::{Duration, Instant};
 use std::{collections::HashSet, sync::Arc};
 
-/// Time before the deadline of a control at which its statements are ended, so that its answer is still sent in time.
+/// How long before the deadline of a control (a request that steers a test's service) its statements are ended, so that
+/// its answer is still sent in time.
 const TIME_FOR_ANSWER: Duration = Duration::from_millis(100);
 
 /// A test's server with a database of its own.
@@ -28,7 +29,7 @@ pub struct RunningService {
 
 impl RunningService {
     /// Starts a server on a database, at an address that is bound already. `find_control` returns the function that
-    /// executes the control which a request asks for, if any. Blocks until the server answers.
+    /// executes a request if that is a control, which steers the service. Blocks until the server answers.
     pub fn start(
         database: ScratchDatabase,
         mut bound: BoundServer,
@@ -94,8 +95,8 @@ impl RunningService {
 
     /// Makes idempotency keys and counts of wrong passwords older, as if this time had passed.
     pub fn advance_time(&self, time: Duration, deadline: Instant) -> Result<(), Refusal> {
-        // Moves no expiry to before now, because several calls with long times would move it to before the earliest
-        // timestamp of PostgreSQL.
+        // Moves an expiry to now at the earliest, because several calls with long times would move it to before the
+        // earliest timestamp of PostgreSQL.
         let age = format!(
             "update idempotency_keys set expires_at = greatest(expires_at - interval '{} seconds', now())",
             time.as_secs_f64()
@@ -108,7 +109,7 @@ impl RunningService {
     /// Executes statements in one transaction, and gives up shortly before the deadline. If another session has a lock,
     /// rolls back and tries again, because the request with that lock may itself wait for a lock of this transaction.
     fn execute(&self, sql: &str, deadline: Instant) -> Result<(), Refusal> {
-        const IS_LATE: &str =
+        const TOO_LATE: &str =
             "it took too long, and has changed nothing: another session may keep a lock on users";
         let end = deadline.checked_sub(TIME_FOR_ANSWER).unwrap_or(deadline);
         loop {
@@ -118,7 +119,7 @@ impl RunningService {
                 continue;
             }
             let is_late = is_locked || error.code() == Some(&SqlState::QUERY_CANCELED);
-            let (code, why) = if is_late { (409, IS_LATE.to_owned()) } else { (400, explain(&error)) };
+            let (code, why) = if is_late { (409, TOO_LATE.to_owned()) } else { (400, explain(&error)) };
             return Err(Refusal::new(code, why));
         }
     }

@@ -16,7 +16,7 @@ use std::io::{self, BufWriter, Write};
 #[derive(Debug, Clone, Copy)]
 pub struct ExportOptions {
     pub format: Format,
-    /// True if each user has the hash of the password, too, as `passwordHash`.
+    /// True if the export has the hash of each user's password, too, as `passwordHash`.
     pub with_password_hashes: bool,
     /// True if the CSV is for a spreadsheet: with a byte order mark, and with an apostrophe before texts that are
     /// formulas.

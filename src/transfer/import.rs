@@ -119,7 +119,7 @@ pub fn import(
                 Err(problem) => outcome.add_problem(record.number, problem),
             }
         }
-        // Stages the users that are left in the last call, whose batch is empty.
+        // Stores the last users in the temporary table, too: the last call has an empty batch.
         if users.len() >= USERS_PER_STAGING || batch.is_empty() {
             bulk::stage_users(&mut transaction, &users)?;
             outcome.imported_users += users.len() as u64;

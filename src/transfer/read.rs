@@ -23,7 +23,7 @@ const AMBIGUOUS_FIELD: &str = "has, between tabs, a field that begins with a quo
                              programs read in different ways: save the file as CSV with commas, or as JSON";
 const MISPLACED_QUOTE: &str = "has text behind a closing quote, or a quote or a CR in a field without quotes (a quote in \
                                quotes is written twice)";
-const IS_ONE_OBJECT: &str = "it is one JSON object: write a user a line, as `jq -c '.users[]'` does from an array in the object, \
+const SINGLE_OBJECT: &str = "it is one JSON object: write a user a line, as `jq -c '.users[]'` does from an array in the object, \
                         and `jq -c .` from objects of several lines";
 
 /// Calls `each` with every record of the stream. Returns the word for a record in messages: `line`, or `user` for an
@@ -41,12 +41,12 @@ pub(super) fn read(input: impl Read, rules: &Rules, each: &mut Sink) -> Result<&
         Format::Ndjson if begin == Some(b'[') => {
             let left_bytes = &Cell::new(MAX_RECORD_BYTES);
             let input = BoundedInput { input: first.as_slice().chain(lines.input), left_bytes };
-            JsonArray { sink: each, read_elements: 0, error: None, left_bytes }.read(input).map(|()| "user")
+            JsonArray { sink: each, element_count: 0, error: None, left_bytes }.read(input).map(|()| "user")
         }
         Format::Ndjson => {
             let first = lines.decode_line(first)?;
             if rules.is_json_document(&first) {
-                return Err(read_error(IS_ONE_OBJECT));
+                return Err(read_error(SINGLE_OBJECT));
             }
             lines.read_objects(first, each).map(|()| "line")
         }
@@ -137,8 +137,8 @@ impl<R: BufRead> Lines<R> {
     /// Splits a row of CSV into fields. Reads further lines while a quote is open.
     ///
     /// Refuses a quote within a field that does not begin with one: crates that read CSV accept such a quote, and then
-    /// take the next rows for a part of the field. If tabs separate fields, a quote does not hide them, because some
-    /// programs write quotes there and some backslashes.
+    /// take the next rows for a part of the field. If tabs separate the fields, quotes enclose no tab, because some
+    /// programs write quotes around a tab and some a backslash before it.
     fn read_row(&mut self, mut text: String, separator: char) -> Result<Vec<String>, TransferError> {
         let has_tabs = separator == '\t';
         let is_quote = |sign: char| sign == '"' && !has_tabs;
@@ -222,7 +222,7 @@ impl<R: Read> Read for BoundedInput<'_, R> {
 /// A reader of one JSON array, whose elements are records. Holds one element at a time.
 struct JsonArray<'a> {
     sink: &'a mut Sink<'a>,
-    read_elements: i64,
+    element_count: i64,
     /// The error that `sink` has returned, which ends the import.
     error: Option<TransferError>,
     /// The most bytes that can still be read of the next element.
@@ -234,9 +234,9 @@ impl JsonArray<'_> {
         let mut array = serde_json::Deserializer::from_reader(input);
         let end = array.deserialize_seq(&mut self).and_then(|()| array.end());
         let no_json = |error: serde_json::Error| match error.io_error_kind() {
-            Some(io::ErrorKind::FileTooLarge) => too_long_error("user", self.read_elements + 1),
+            Some(io::ErrorKind::FileTooLarge) => too_long_error("user", self.element_count + 1),
             Some(_) => io::Error::from(error).into(),
-            None => read_error(format!("it is no JSON behind {} users: {error}", self.read_elements)),
+            None => read_error(format!("it is no JSON behind {} users: {error}", self.element_count)),
         };
         self.error.map_or_else(|| end.map_err(no_json), Err)
     }
@@ -253,10 +253,10 @@ impl<'de> Visitor<'de> for &mut JsonArray<'_> {
         // Takes each element as text first, so that a number or an escape that cannot be parsed is the problem of one
         // record, and not of the array.
         while let Some(user) = array.next_element::<Box<RawValue>>()? {
-            self.read_elements += 1;
+            self.element_count += 1;
             self.left_bytes.set(MAX_RECORD_BYTES);
             let members = serde_json::from_str(user.get()).map_err(not_json_problem);
-            self.error = (self.sink)(Record { number: self.read_elements, members }).err();
+            self.error = (self.sink)(Record { number: self.element_count, members }).err();
             if self.error.is_some() {
                 return Err(A::Error::custom("the import has ended"));
             }

@@ -14,7 +14,7 @@ use crate::{db::bulk::StagedUser, error::Error, input::validation::BodySchemas};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
-/// Returns the names of the fields that a record may have: those of an answer, the password, and its hash.
+/// Returns the names of the fields that a record may have: a user's fields in an answer, `password` and `passwordHash`.
 pub fn field_names() -> impl Iterator<Item = &'static str> {
     user::USER_FIELDS.into_iter().chain(["password", PASSWORD_HASH])
 }
@@ -26,8 +26,8 @@ const BAD_ID: &str = "/id must be a whole number from 1 to 4611686018427387903";
 
 const BAD_TIME: &str = "must be a time as in 2020-02-29T23:59:59.123456Z, with its offset (Z, UTC, +01:00)";
 
-/// The column, or the dotted path of the member, that each field of a user is read from. A name may be joined from
-/// several of them, with a `+` between them.
+/// The column, or the dotted path of the member, that each field of a user is read from. A name may have
+/// several paths, as in `first+last`, whose values are joined.
 pub type FieldMapping = BTreeMap<&'static str, String>;
 
 /// A record of a stream: an object or a row with the fields of one user.
@@ -57,8 +57,8 @@ pub(super) struct Rules<'a> {
 }
 
 impl Rules<'_> {
-    /// Creates the rules. If there is a mapping, a field that it lacks is read from the member of its own name if every
-    /// record must have the field, and is not read otherwise.
+    /// Creates the rules. Without a mapping, each field is read from the member of its own name. With a mapping, a
+    /// field that the mapping lacks is read so only if every record must have the field.
     pub fn new<'a>(config: &Config, options: &'a ImportOptions) -> Rules<'a> {
         let has_own_name = |field: &&str| options.mapping.is_none() || options.requires(field);
         let unmapped = field_names().filter(has_own_name).map(|field| (field, field.to_owned()));
@@ -71,8 +71,7 @@ impl Rules<'_> {
         Rules { options, schemas, hasher, field_paths: paths.collect() }
     }
 
-    /// Returns the paths that the mapping names. If no record has one of them, the mapping is wrong, and the import
-    /// fails.
+    /// Returns the paths that the mapping names. The import fails if there is a path that all records lack.
     pub fn mapped_paths(&self) -> Vec<&String> {
         self.options.mapping.iter().flatten().flat_map(|(field, _)| &self.field_paths[field]).collect()
     }
@@ -179,7 +178,7 @@ impl Rules<'_> {
         }
         if !self.options.as_is {
             if hash.is_some() {
-                // Adds a stand-in, because the strict schema requires a password, and this user has only a hash.
+                // Adds a placeholder, because the strict schema requires a password, and this user has only a hash.
                 fields.insert("password".to_owned(), "has a hash".into());
             }
             fields = self.schemas.create.validate(fields).map_err(join_problems)?;
