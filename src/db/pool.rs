@@ -1,5 +1,5 @@
-//! The pool of database sessions. Opens and replaces sessions, and executes statements. Retries a statement in another
-//! session if its own has ended or is outdated, and a retry is safe.
+//! The pool of database sessions. Opens and replaces sessions, and executes statements. If a session ends or becomes stale
+//! during a statement, executes the statement again in another session, unless it may have changed a row.
 
 use super::blocking::outside_of_runtimes;
 use super::connect::{ConnectError, DbHosts, POOLER_NOTE};

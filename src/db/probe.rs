@@ -163,8 +163,8 @@ fn probe(hosts: &DbHosts, required: &Migrations, session: &mut Option<Session>) 
     let kept = session.take().filter(|session| session.epoch == hosts.epoch.current());
     let mut asked = match kept.map_or_else(connect, Ok) {
         Ok(session) => session,
-        // Takes the database for ready if the server refuses a further session, because the sessions of requests are
-        // open already.
+        // Counts the database as ready if the server has no free connection for the probe, because the sessions of the
+        // pool are open already.
         Err(ConnectError::Refused(error)) if lacks_free_connection(&error) => return Ok(DbAnswer::default()),
         Err(error) => return Err(error.to_string()),
     };
