@@ -1,5 +1,5 @@
-//! Calls blocking code from an async task. The synchronous PostgreSQL client runs a tokio runtime of its own, which must not be
-//! started within a task of another runtime.
+//! Calls blocking code from an async task. The synchronous PostgreSQL client runs a tokio runtime of its own, which
+//! must not be started within a task of another runtime.
 
 use std::{panic::resume_unwind, thread};
 

@@ -1,5 +1,5 @@
-//! Statements of exports and imports. An export reads all users from one snapshot. An import stages its users in a temporary table,
-//! removes those whose address or id is taken, and stores the others with one insert.
+//! Statements of exports and imports. An export reads all users from one snapshot. An import stages its users in a
+//! temporary table, removes those whose address or id is taken, and stores the others with one insert.
 
 use super::rows::read_user;
 use crate::users::password::PasswordHash;
@@ -72,7 +72,8 @@ const RESERVE_IDS: &str = "
 
 /// Removes the staged lines whose address or id a stored user or an earlier line has, and returns the first $1 of them.
 /// `first` is the number of the earlier line, or null for a stored user. A line whose address and id are both taken is
-/// reported for its address; an earlier line is reported before a stored user. The last column counts all removed lines.
+/// reported for its address; an earlier line is reported before a stored user. The last column counts all removed
+/// lines.
 const REMOVE_DUPLICATES: &str = r#"
     with taken as materialized (
         select distinct on (line) line, is_id, first from (
@@ -120,8 +121,8 @@ pub fn begin_import(client: &mut Client) -> Result<Transaction<'_>, Error> {
     begin_bulk(client, false, CREATE_STAGE_TABLE)
 }
 
-/// Calls `each` for every user, in the order of ids, with the hash of the password if `with_hashes` is set and there is one. Stops at
-/// the first error.
+/// Calls `each` for every user, in the order of ids, with the hash of the user's password if `with_hashes` is set and
+/// the user has one. Stops at the first error.
 pub fn for_each_user<E: From<Error>>(
     transaction: &mut Transaction,
     with_hashes: bool,
@@ -207,7 +208,8 @@ pub fn deduplicate(import: &mut Transaction, skip_existing: bool, limit: i64) ->
     Ok(Duplicates { skipped_count, refused_count, first_refused: rows.iter().map(line).collect() })
 }
 
-/// Stores the staged users and their hashes, with the ids of the file if `keep_ids` is set. Returns the number of stored users.
+/// Stores the staged users and their hashes, with the ids of the file if `keep_ids` is set. Returns the number of
+/// stored users.
 pub fn store_staged_users(import: &mut Transaction, keep_ids: bool) -> Result<u64, Error> {
     if keep_ids {
         // Moves the sequence first, so that no other session draws an id of the file. A rollback does not move it back.

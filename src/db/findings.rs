@@ -1,6 +1,6 @@
 //! Finds what makes a service unsafe or makes its requests fail. A finding is a line of text that a start logs and
-//! `userd check` prints. If it is a problem, the line has a statement that removes the cause and changes nothing for other
-//! programs.
+//! `userd check` prints. If it is a problem, the line has a statement that removes the cause and changes nothing for
+//! other programs.
 
 use super::connect::{DbHosts, POOLER_NOTE, TransactionPooling};
 use super::session::query_lines;

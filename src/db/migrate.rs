@@ -309,8 +309,8 @@ pub fn connect_if_migrated(config: &crate::Config) -> Result<Client, StartError>
 fn is_compatible(applied: &MigrationKeys, ours: &MigrationKeys, mark: Option<&str>) -> Result<bool, String> {
     let newest = |keys: &MigrationKeys| keys.last().map_or(0, |(version, _)| *version);
     let (last, known) = (newest(applied), newest(ours));
-    // Returns false also if an applied migration has another text, because refinery then refuses to migrate, with a line
-    // that names the migration.
+    // Returns false also if an applied migration has another text, because refinery then refuses to migrate, with a
+    // line that names the migration.
     if !ours.is_subset(applied) || applied.difference(ours).any(|(version, _)| *version <= known) {
         return Ok(false);
     }

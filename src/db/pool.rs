@@ -1,5 +1,5 @@
-//! The pool of database sessions. Opens and replaces sessions, and executes statements. If a session ends or becomes stale
-//! during a statement, executes the statement again in another session, unless it may have changed a row.
+//! The pool of database sessions. Opens and replaces sessions, and executes statements. If a session ends or becomes
+//! stale during a statement, executes the statement again in another session, unless it may have changed a row.
 
 use super::blocking::outside_of_runtimes;
 use super::connect::{ConnectError, DbHosts, POOLER_NOTE};
@@ -41,7 +41,8 @@ struct Counters {
 }
 
 impl Pool {
-    /// Returns the pool of a service. Does not block and does not fail, because a thread opens the sessions in the background.
+    /// Returns the pool of a service. Does not block and does not fail, because a thread opens the sessions in the
+    /// background.
     pub fn new(hosts: Arc<DbHosts>, config: &Config) -> Pool {
         /// The longest time that the pool takes to connect after the database is back. r2d2 pauses at most half of this
         /// time between two tries.
@@ -130,7 +131,8 @@ impl Pool {
         }
     }
 
-    /// Writes the metrics of the sessions. `lock_retries` is how often a statement was executed again because of a lock.
+    /// Writes the metrics of the sessions. `lock_retries` is how often a statement was executed again because of a
+    /// lock.
     pub fn write_metrics(&self, text: &mut MetricsText, lock_retries: u64) {
         let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let r2d2::State { connections: open, idle_connections: idle, .. } = self.r2d2_pool().state();

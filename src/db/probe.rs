@@ -1,7 +1,7 @@
 //! Probes in a thread whether the database is ready, for the health checks of load balancers. The thread has a session
-//! of its own, so that neither a busy pool nor a database that hangs delays a health check. It probes once a minute until
-//! the first health check (a call of [`Prober::readiness`]), then twice a second. Once a minute it also removes expired
-//! idempotency keys.
+//! of its own, so that neither a busy pool nor a database that hangs delays a health check. It probes once a minute
+//! until the first health check (a call of [`Prober::readiness`]), then twice a second. Once a minute it also removes
+//! expired idempotency keys.
 //!
 //! [`Prober::readiness`] decides by the time of the database's last answer, because a probe of a suspended server never
 //! ends. Knows no HTTP.

@@ -1,5 +1,5 @@
-//! Settings that the statements of a service need in their session. userd sets them in each session that it opens. Behind a
-//! pooler that lends sessions, the role has to have these settings, and `userd check` compares them.
+//! Settings that the statements of a service need in their session. userd sets them in each session that it opens.
+//! Behind a pooler that lends sessions, the role has to have these settings, and `userd check` compares them.
 
 use super::session::{Param, query_lines};
 use postgres::{Client, Error, types::Type};

@@ -236,8 +236,8 @@ pub(super) fn has_wrong_columns(error: &postgres::Error) -> bool {
     matches!(sqlstate(error), "42703" | "42846" | "22P02")
 }
 
-/// Returns one line that says why a statement or a connect has failed: the server's severity, message and SQLSTATE, or the chain of
-/// causes. Leaves the server's DETAIL out, which quotes whole rows.
+/// Returns one line that says why a statement or a connect has failed: the server's severity, message and SQLSTATE, or
+/// the chain of causes. Leaves the server's DETAIL out, which quotes whole rows.
 pub fn explain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut line = String::new();
     for cause in iter::successors(Some(error), |cause| cause.source()) {

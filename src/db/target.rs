@@ -90,8 +90,8 @@ impl DbTarget {
         self.hosts[0].get_password().map(<[u8]>::to_vec)
     }
 
-    /// Parses a URL or `keyword=value` pairs as libpq does. If they name no user, the user is `os_user`; if they name no database, it
-    /// has the user's name. An error names the parameter.
+    /// Parses a URL or `keyword=value` pairs as libpq does. If they name no user, the user is `os_user`; if they name
+    /// no database, it has the user's name. An error names the parameter.
     pub fn parse(text: &str, os_user: Option<&str>) -> Result<DbTarget, String> {
         let text = trim_value(text);
         let (scheme, url) = text.split_once("://").unwrap_or_default();
@@ -127,8 +127,9 @@ impl DbTarget {
         DbTarget::from_pairs(pairs.collect::<Result<_, _>>()?, 5, os_user)
     }
 
-    /// Returns the database that the parameters `pairs` name. An error gives the number of an unknown parameter, because
-    /// its name may be a part of a password. The first `unnumbered` pairs, the parts of a URL before '?', do not count.
+    /// Returns the database that the parameters `pairs` name. An error gives the number of an unknown parameter,
+    /// because its name may be a part of a password. The first `unnumbered` pairs, the parts of a URL before '?', do
+    /// not count.
     fn from_pairs(pairs: ParamList, unnumbered: usize, os_user: Option<&str>) -> Result<DbTarget, String> {
         let (mut values, warnings) = accept_parameters(pairs, unnumbered)?;
         // Drops empty values, as libpq does. Keeps the empty values of parameters that take only certain words, so that
@@ -200,8 +201,8 @@ fn accept_parameters(pairs: ParamList, unnumbered: usize) -> Result<(ParamMap, V
             return Err(format!("parameter {number} is unknown or not supported{hint}"));
         }
     }
-    // Refuses hosts, users and databases that may hold a password, because the log shows them. In a text whose parameters
-    // are separated by `;`, as for some other programs, one value holds all later parameters.
+    // Refuses hosts, users and databases that may hold a password, because the log shows them. In a text whose
+    // parameters are separated by `;`, as for some other programs, one value holds all later parameters.
     let mut shown = values.iter().filter(|(name, _)| is_listed(name, "host user dbname"));
     if shown.any(|(_, value)| value.contains('=') || value.contains("://")) {
         let way = "separate parameters by spaces, in a URL by '&'";
@@ -365,8 +366,8 @@ mod tests {
         }
     }
 
-    /// Checks rows of `address | outcome`. In an outcome `D` stands for `database "d" as user "u" on`, and `B`, `E` and `P` stand for the
-    /// problems of brackets, of percent-encoding and of a parameter.
+    /// Checks rows of `address | outcome`. In an outcome `D` stands for `database "d" as user "u" on`, and `B`, `E` and
+    /// `P` stand for the problems of brackets, of percent-encoding and of a parameter.
     fn assert_rows(rows: &str) {
         for row in rows.lines().map(str::trim).filter(|row| !row.is_empty()) {
             let (text, expected) = row.split_once('|').unwrap();

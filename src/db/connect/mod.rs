@@ -170,7 +170,7 @@ pub enum ConnectError {
     /// The network or the server has refused the connection.
     #[error("{}", explain(.0))]
     Refused(postgres::Error),
-    /// The server has accepted the connection, but does not answer.
+    /// The host has not answered in time, or it is too early to connect to the host again.
     #[error("the server does not answer")]
     NoAnswer,
     /// The system lacks what a connect needs: a file descriptor, or memory for a thread.

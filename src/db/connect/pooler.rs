@@ -54,7 +54,8 @@ impl DbHosts {
         *self.pooling.lock()
     }
 
-    /// Records whether a pooler lends its sessions, unless `db_prepared` is false. Returns true if this was not known before.
+    /// Records whether a pooler lends its sessions, unless `db_prepared` is false. Returns true if this was not known
+    /// before.
     pub fn record_pooling(&self, is_pooled: bool) -> bool {
         let mut pooling = self.pooling.lock();
         let known = match (*pooling, is_pooled) {
