@@ -107,7 +107,7 @@ impl From<StartError> for Failure {
     }
 }
 
-/// Prints a text on standard output. Fails, without a message if the reader has closed standard output, as `head` does.
+/// Prints a text on standard output. The failure has no message if the reader, such as `head`, has closed the output.
 fn print(text: impl AsRef<[u8]>) -> Result<(), Failure> {
     io::stdout().write_all(text.as_ref()).map_err(|error| match error.kind() {
         io::ErrorKind::BrokenPipe => Failure { exit_code: 1, message: String::new() },

@@ -46,15 +46,15 @@ impl Output {
     pub fn finish(self) -> io::Result<()> {
         let Some((path, target)) = self.unfinished_file else { return Ok(()) };
         self.file.sync_all()?;
-        // Locks `CLEANUP`, for which a signal waits, so that no signal ends the process with a failure after the file
-        // is complete.
+        // Locks `CLEANUP`, for which a signal waits, so that no signal ends the process with a failure during the
+        // rename.
         let _cleanup = signals::CLEANUP.lock();
         path.persist(target).map_err(io::Error::from)
     }
 }
 
 /// Fails if `file` is a symbolic link of another user, because that user could make an export of root replace any file.
-/// Fails if `file` links to a file that does not exist, because the export would replace the link.
+/// Also fails if `file` links to a file that does not exist, because the export would replace the link.
 fn check_symlink(file: Option<&Path>) -> io::Result<()> {
     let trusted = [0, nix::unistd::Uid::effective().as_raw()];
     match file.map(fs::symlink_metadata) {

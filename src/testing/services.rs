@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
-/// The most time for saving the users that the first service starts with, so that a reset can restore them.
-const MAX_SAVE_TIME: Duration = Duration::from_secs(60);
+/// The most time from the start of the first service until the users that it starts with are saved for a reset.
+const MAX_TIME_TO_SAVE: Duration = Duration::from_secs(60);
 
 /// The description of each control, one a line, for the answer to a GET of the URL of the controls.
 const CONTROLS_HELP: &str = include_str!("controls.txt");
@@ -102,7 +102,7 @@ impl Services {
             services_by_name: Mutex::default(),
         }));
         let find_control = |request: &Request| services.find_control_handler(request);
-        let first = start_service(config, users, find_control, Instant::now() + MAX_SAVE_TIME);
+        let first = start_service(config, users, find_control, Instant::now() + MAX_TIME_TO_SAVE);
         let first = first.map_err(|refused| refused.message)?;
         services.services_by_name.lock().insert(services.first_service_name.clone(), Arc::new(first));
         Ok(services)
