@@ -83,13 +83,13 @@ pub fn migrate(config: &Config, second_set: bool) -> Result<Vec<String>, StartEr
     let applied = migrations.apply_missing(&hosts, true, second_set)?;
     let mut lines: Vec<_> = applied.iter().map(|name| format!("applied {name}")).collect();
     if !lines.is_empty() {
-        lines.extend(unused_schema_lines(&mut hosts.connect_with_retries()?)?);
+        lines.extend(describe_unused_schemas(&mut hosts.connect_with_retries()?)?);
     }
     Ok(lines)
 }
 
 /// Returns a line for each schema that has tables of userd but is not the schema in use.
-fn unused_schema_lines(client: &mut Client) -> Result<impl Iterator<Item = String>, Error> {
+fn describe_unused_schemas(client: &mut Client) -> Result<impl Iterator<Item = String>, Error> {
     let line = |(schema, _)| {
         format!("userd's tables are in the schema {schema:?}, too, and their users are not used here")
     };
@@ -160,7 +160,7 @@ fn check_all(config: &Config, options: Options, findings: &mut Vec<Finding>) -> 
         }
         Ok(None) => {
             add_findings(findings, Fine, "migrations", ["all are applied"]);
-            add_findings(findings, Note, "schema", unused_schema_lines(client)?);
+            add_findings(findings, Note, "schema", describe_unused_schemas(client)?);
             // Tries the service only if the tables have no finding. Otherwise every create of the trial would fail, or
             // no trigger would fire, and the findings of the trial would bury the finding whose remedy helps.
             if !findings.iter().any(|finding| finding.subject == "tables") {
@@ -174,7 +174,7 @@ fn check_all(config: &Config, options: Options, findings: &mut Vec<Finding>) -> 
 /// Tries the statements of a service on a database that has all migrations, and looks at privileges and counts. Returns
 /// the findings. If the statements work, a finding says so.
 fn find_flaws(client: &mut Client, migrations: &Migrations, options: Options) -> Result<Vec<Finding>, Error> {
-    let mut findings = trial::try_service(client, migrations, options.changes)?;
+    let mut findings = trial::execute_trial(client, migrations, options.changes)?;
     if findings.is_empty() {
         let line = "creates, reads, changes and deletes do what they should";
         add_findings(&mut findings, Fine, "service", [line]);

@@ -118,7 +118,7 @@ pub mod internals {
     pub use crate::frontend::http1::{FramedRequest, Progress};
     pub use crate::operations::{Command, Create, Delete, Outcome, Update, list::FIND_PAGES};
     pub use crate::private_postgres::{Cluster, SharedServer, connection_string};
-    pub use crate::users::idempotency::{Fingerprint, KeyDigest};
+    pub use crate::users::idempotency::{BodyFingerprint, KeyDigest};
     pub use crate::users::password::Hasher;
     pub use crate::users::revision::{Condition, Revision};
     pub use crate::users::user::{MAX_USER_BYTES, NewUser, UserChanges};

@@ -16,7 +16,7 @@ use std::{collections::BTreeMap, time::Duration};
 const MAX_STATEMENT_TIME: Duration = Duration::from_secs(5);
 
 /// The most attempts at the trial. An attempt is repeated if locks of other sessions end it.
-const MAX_ATTEMPTS: usize = 3;
+const MAX_TRIAL_ATTEMPTS: usize = 3;
 
 /// A well-formed hash that no password matches.
 const UNMATCHED_HASH: &str = "$argon2id$v=19$m=19456,t=2,p=1$dXNlcmQgY2hlY2s$bm8gcGFzc3dvcmQ";
@@ -43,7 +43,7 @@ type TrialStep<'a> = (&'a str, &'a str, &'a str, ExpectedResult, &'a str);
 
 const CREATE_ARGUMENTS: &str = r#"('{n}', '{:key@userd.invalid}', '{":password_hash"}', '{:key}', '{:key}')"#;
 const RENAME_ARGUMENTS: &str = "('{:id}', '{true}', '{null}', '{null}', '{n}', '{null}')";
-const PASSWORD_ARGUMENTS: &str = "(:id, true, null, null, null, null, ':password_hash')";
+const NEW_PASSWORD_ARGUMENTS: &str = "(:id, true, null, null, null, null, ':password_hash')";
 const EMAIL_INDEX: &str = "unique index users_email_key";
 const ETAG_TRIGGER: &str = "trigger zz_user_version";
 const REINDEX: &str = "reindex table users";
@@ -51,7 +51,7 @@ const ADD_FOREIGN_KEY: &str = "alter table credentials drop constraint if exists
     add foreign key (user_id) references users (id) on delete cascade";
 
 /// The statement with which the trigger function `idempotency_erase()` erases the kept answers of deleted users.
-const ERASE_ANSWERS: &str =
+const ERASE_KEPT_ANSWERS: &str =
     "update idempotency_keys set answer = null where user_id = any (array(select $1::bigint))";
 
 /// An insert that PostgreSQL can plan only if the table has its primary key, because `on conflict` needs a unique
@@ -85,7 +85,7 @@ const STEPS: [TrialStep; 29] = [
     ("a key may be used twice", INSERT_KEY, "", Plan, "alter table idempotency_keys add primary key (key)"),
     ("two users may have one address", CREATE_MANY, "('{n}', '{:key}')", Plan, EMAIL_INDEX),
     ("keys that have expired stay", REMOVE_EXPIRED_KEYS, "", Plan, "index idempotency_keys_expires_at"),
-    ("deletes are slow", ERASE_ANSWERS, "(:id)", Plan, "index idempotency_keys_user_id"),
+    ("deletes are slow", ERASE_KEPT_ANSWERS, "(:id)", Plan, "index idempotency_keys_user_id"),
     ("creates store nothing", CREATE_WITH_KEYS, CREATE_ARGUMENTS, NewRow, ""),
     ("creates cannot be counted", FIND_COUNT_EXCESS, "(:id, null)", NewRow, ""),
     ("two users may have one address", CREATE, "('n', ':key@USERD.INVALID')", NoRow, EMAIL_INDEX),
@@ -99,7 +99,7 @@ const STEPS: [TrialStep; 29] = [
     ("idempotency keys are not stored", FIND_KEPT_ANSWER, "(':key')", Row, ""),
     ("a change leaves the old ETag", UPDATE, "(:id, true, null, null, 'm', null)", NewRow, ETAG_TRIGGER),
     ("a batch leaves the old ETag", UPDATE_MANY, RENAME_ARGUMENTS, NewRow, ETAG_TRIGGER),
-    ("a new password leaves the old ETag", UPDATE_PASSWORD, PASSWORD_ARGUMENTS, NewRow, ETAG_TRIGGER),
+    ("a new password leaves the old ETag", UPDATE_PASSWORD, NEW_PASSWORD_ARGUMENTS, NewRow, ETAG_TRIGGER),
     ("logins fail", REPLACE_HASH, "(:id, ':password_hash', ':password_hash')", NoRow, ""),
     ("deletes keep a user", DELETE, "(:id, true, null, null)", Row, ""),
     ("deletes fail", DELETE_MANY, "('{:id}', '{true}', '{null}', '{null}')", Row, ""),
@@ -163,7 +163,7 @@ struct Trial<'a> {
     /// The name of the schema, quoted for SQL.
     schema: String,
     /// Values of the trial's user by column. The version is missing until the trial has created the user.
-    user_values: BTreeMap<String, String>,
+    user_columns: BTreeMap<String, String>,
     /// Triggers of the migrations that are enabled and execute the function that the migrations have made for them.
     enabled_triggers: Vec<String>,
     /// True if the transaction refuses changes.
@@ -174,28 +174,28 @@ struct Trial<'a> {
 /// Executes the statements of a service in a transaction that is rolled back, and returns the findings. If locks of
 /// other sessions end each of three attempts, the only finding is a note that names these sessions. Fails if another
 /// error ends the trial.
-pub(super) fn try_service(
+pub(super) fn execute_trial(
     client: &mut Client,
     migrations: &Migrations,
     changes: TriedChanges,
 ) -> Result<Vec<Finding>, Error> {
     // Checks deferred constraints after each statement, because the commit, which would check them, never comes. Reads
     // null in the text of an array as null, whatever the role's setting is, because a service sends no such text.
-    const SET_UP: &str = "set local application_name = 'userd check'; set local array_nulls = on; \
+    const SET_UP_TRANSACTION: &str = "set local application_name = 'userd check'; set local array_nulls = on; \
         set local idle_in_transaction_session_timeout = '5s'; set constraints all immediate";
     const READ_KEY_AND_SCHEMA: &str = "select gen_random_uuid()::text, quote_ident(current_schema()::text), \
         current_setting('transaction_read_only') = 'on'";
-    for _ in 0..MAX_ATTEMPTS {
+    for _ in 0..MAX_TRIAL_ATTEMPTS {
         let isolated = client.build_transaction().isolation_level(IsolationLevel::ReadCommitted);
         let mut transaction = isolated.start()?;
-        transaction.batch_execute(&(setup_sql("set local", MAX_STATEMENT_TIME) + SET_UP))?;
+        transaction.batch_execute(&(setup_sql("set local", MAX_STATEMENT_TIME) + SET_UP_TRANSACTION))?;
         let row = transaction.query_typed_one(READ_KEY_AND_SCHEMA, &[])?;
         let values = [("id", "0"), ("key", row.get(0)), ("password_hash", UNMATCHED_HASH)];
-        let user_values = values.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        let user_columns = values.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
         let (schema, is_read_only) = (row.get(1), row.get(2));
         let (enabled_triggers, findings) = (Vec::new(), Vec::new());
         let mut trial =
-            Trial { transaction, migrations, schema, user_values, enabled_triggers, is_read_only, findings };
+            Trial { transaction, migrations, schema, user_columns, enabled_triggers, is_read_only, findings };
         match trial.execute_steps(changes) {
             Ok(()) => return Ok(trial.findings),
             Err(error) if is_transient(&error) => {}
@@ -242,7 +242,7 @@ impl Trial<'_> {
     /// Adds each trigger of the migrations to `enabled_triggers` if neither the trigger nor its function was altered.
     /// Adds a problem for each further trigger that executes a function of the migrations. Returns the triggers of other
     /// programs.
-    fn read_triggers(&mut self) -> Result<Vec<String>, Error> {
+    fn read_foreign_triggers(&mut self) -> Result<Vec<String>, Error> {
         let mut foreign = Vec::new();
         for row in self.transaction.query_typed(FIND_ENABLED_TRIGGERS, &[(&ALL_TABLES, Type::TEXT_ARRAY)])? {
             let [name, label, function, body] = [0, 1, 2, 3].map(|at| row.get::<_, &str>(at));
@@ -268,7 +268,7 @@ impl Trial<'_> {
 
     /// Makes the transaction read-only if the trial is not to try changes, and adds a note with the reason.
     fn make_read_only_if_needed(&mut self, changes: TriedChanges) -> Result<(), Error> {
-        let foreign = self.read_triggers()?.join(", ");
+        let foreign = self.read_foreign_triggers()?.join(", ");
         let why = match changes {
             TriedChanges::None => "--read-only leaves them out".to_owned(),
             TriedChanges::WithoutTriggers if !foreign.is_empty() => format!(
@@ -285,9 +285,9 @@ impl Trial<'_> {
     /// Plans the statement of a step, executes the statement if more than a plan is expected, and adds the findings.
     /// Returns false if later steps cannot be executed, because this statement was refused or has not made the user
     /// that later steps need.
-    fn execute_step(&mut self, &(what, sql, arguments, expected, remedy): &TrialStep) -> Result<bool, Error> {
+    fn execute_step(&mut self, &(flaw, sql, arguments, expected, remedy): &TrialStep) -> Result<bool, Error> {
         if remedy.starts_with("trigger ") && !self.enabled_triggers.iter().any(|trigger| trigger == remedy) {
-            self.add_problem(what, "", remedy);
+            self.add_problem(flaw, "", remedy);
         }
         if sql.is_empty() {
             return Ok(true);
@@ -300,8 +300,8 @@ impl Trial<'_> {
             Err(error) => {
                 let hint = if is_denied(&error) { GRANTS_REMEDY } else { "" };
                 let lacks_index = lacks_unique_index(&error);
-                let (what, remedy) = if lacks_index { (what, plan_remedy) } else { ("requests get 500", "") };
-                self.add_problem(what, &(explain(&error) + hint), remedy);
+                let (flaw, remedy) = if lacks_index { (flaw, plan_remedy) } else { ("requests get 500", "") };
+                self.add_problem(flaw, &(explain(&error) + hint), remedy);
                 return Ok(false);
             }
         };
@@ -318,7 +318,7 @@ impl Trial<'_> {
         }
         let row = rows.next().filter(|row| row.get(0).is_some());
         if !self.check_row(expected, row) {
-            self.add_problem(what, "", remedy);
+            self.add_problem(flaw, "", remedy);
         }
         Ok(expected != NewRow || row.is_some())
     }
@@ -326,7 +326,7 @@ impl Trial<'_> {
     /// Prepares a statement as a session of a service does. Returns its plan and, if `executes` is set, its rows.
     fn try_statement(&mut self, sql: &str, arguments: &str, executes: bool) -> Result<Vec<Message>, Error> {
         let fill = |text: String, (name, value): (&String, &String)| text.replace(&format!(":{name}"), value);
-        let execute = self.user_values.iter().fold(format!("execute userd_check {arguments}"), fill);
+        let execute = self.user_columns.iter().fold(format!("execute userd_check {arguments}"), fill);
         let executed = if executes { &*execute } else { "" };
         let mut savepoint = self.transaction.transaction()?;
         let answer = savepoint.simple_query(&format!(
@@ -348,13 +348,13 @@ impl Trial<'_> {
         match (expected, row) {
             (Plan, _) => true,
             (NoRow, row) => row.is_none(),
-            (Row, row) => row.is_some() || !self.user_values.contains_key("version"),
+            (Row, row) => row.is_some() || !self.user_columns.contains_key("version"),
             (NewRow, None) => false,
             (NewRow, Some(row)) => {
                 let mut is_new = true;
                 for (at, column) in row.columns().iter().enumerate() {
                     let Some(value) = row.get(at) else { continue };
-                    let earlier = self.user_values.insert(column.name().to_owned(), value.to_owned());
+                    let earlier = self.user_columns.insert(column.name().to_owned(), value.to_owned());
                     let changes = ["version", "updated_at"].contains(&column.name());
                     is_new &= !changes || earlier.as_deref() != Some(value);
                 }
@@ -364,9 +364,9 @@ impl Trial<'_> {
     }
 
     /// Adds a problem, unless an earlier finding has the same remedy, or the same cause if the problem has no remedy.
-    fn add_problem(&mut self, what: &str, cause: &str, remedy: &str) {
+    fn add_problem(&mut self, flaw: &str, cause: &str, remedy: &str) {
         let text = self.remedy_text(remedy).unwrap_or_default();
-        let parts = [&*text, cause, what];
+        let parts = [&*text, cause, flaw];
         let mark = parts.into_iter().find(|part| !part.is_empty()).unwrap_or_default();
         if !self.findings.iter().any(|finding| finding.line.contains(mark)) {
             let parts = parts.into_iter().rev().filter(|part| !part.is_empty());

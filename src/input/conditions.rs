@@ -13,7 +13,7 @@ pub fn etag(Revision { version, updated_at }: Revision) -> String {
 
 /// Parses an entity tag, without its quotes, into the revision that the tag stands for. Returns `None` for a tag that
 /// this service has not made.
-fn parse_tag(text: &str) -> Option<Revision> {
+fn parse_etag(text: &str) -> Option<Revision> {
     let (version, micros) = text.rsplit_once('-')?;
     let micros = u64::from_str_radix(micros, 16).ok()?.cast_signed();
     let updated_at = OffsetDateTime::from_unix_timestamp_nanos(i128::from(micros) * 1000).ok()?;
@@ -36,15 +36,15 @@ pub fn parse_condition(request: &Request) -> Result<Condition, Error> {
     Ok(Condition { if_match, if_none_match })
 }
 
-/// Parses all fields with this name together into the revisions that their tags stand for, or returns `default` if
+/// Parses all fields named `field` together into the revisions that their tags stand for, or returns `default` if
 /// there is no such field. Returns `None` if a field is malformed. Ignores tags of other services.
-fn parse_revisions(request: &Request, name: &str, with_weak: bool, default: Revisions) -> Option<Revisions> {
-    let values: Vec<&str> = request.header_values(name).collect();
+fn parse_revisions(request: &Request, field: &str, with_weak: bool, default: Revisions) -> Option<Revisions> {
+    let values: Vec<&str> = request.header_values(field).collect();
     match values[..] {
         [] => Some(default),
         [value] if value.trim_matches(SPACE_AND_TAB) == "*" => Some(None),
         _ => {
-            let lists = values.into_iter().map(|value| parse_tag_list(value, with_weak));
+            let lists = values.into_iter().map(|value| parse_etag_list(value, with_weak));
             Some(Some(lists.collect::<Option<Vec<_>>>()?.concat()))
         }
     }
@@ -54,7 +54,7 @@ const SPACE_AND_TAB: [char; 2] = [' ', '\t'];
 
 /// Parses a list of tags into the revisions that the tags stand for. Includes weak tags only if `with_weak` is set.
 /// Returns `None` if the list is malformed. An empty text is a valid list (RFC 9110, 5.6.1).
-fn parse_tag_list(value: &str, with_weak: bool) -> Option<Vec<Revision>> {
+fn parse_etag_list(value: &str, with_weak: bool) -> Option<Vec<Revision>> {
     let mut revisions = Vec::new();
     let mut rest = value.trim_matches([' ', '\t', ',']);
     while !rest.is_empty() {
@@ -63,7 +63,7 @@ fn parse_tag_list(value: &str, with_weak: bool) -> Option<Vec<Revision>> {
         if text.bytes().any(|byte| byte <= b' ' || byte == 0x7f) {
             return None;
         }
-        revisions.extend(parse_tag(text).filter(|_| with_weak || weak_tag.is_none()));
+        revisions.extend(parse_etag(text).filter(|_| with_weak || weak_tag.is_none()));
         rest = after.trim_start_matches(SPACE_AND_TAB);
         if !rest.is_empty() {
             rest = rest.strip_prefix(',')?.trim_start_matches([' ', '\t', ',']);
@@ -91,12 +91,12 @@ mod tests {
         ];
         for (state, text) in rows {
             assert_eq!(etag(state), format!("\"{text}\""));
-            assert_eq!(parse_tag(text), Some(state), "{text}");
+            assert_eq!(parse_etag(text), Some(state), "{text}");
         }
         for text in
             ["", "1", "1-", "-1", "+1-0", "01-0", "1-00", "1-A", "1-g", "1--1", "1-0 ", "1-7fffffffffffffff"]
         {
-            assert_eq!(parse_tag(text), None, "{text}");
+            assert_eq!(parse_etag(text), None, "{text}");
         }
     }
 
@@ -127,9 +127,9 @@ mod tests {
             (r#""1-0", *"#, None),
         ];
         for (value, expected) in rows {
-            assert_eq!(parse_tag_list(value, false).as_deref(), expected, "{value}");
+            assert_eq!(parse_etag_list(value, false).as_deref(), expected, "{value}");
         }
-        assert_eq!(parse_tag_list(r#"W/"1-0", "2-a""#, true), Some(vec![at(1, 0), at(2, 10)]));
+        assert_eq!(parse_etag_list(r#"W/"1-0", "2-a""#, true), Some(vec![at(1, 0), at(2, 10)]));
     }
 
     #[test]

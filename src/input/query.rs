@@ -23,7 +23,7 @@ const NOT_AN_ID: &str = "must be an id, one for each parameter, as in id=3&id=5:
 
 /// The most unknown parameters that a refusal names, because the answer must not repeat a query of thousands of
 /// parameters.
-const MAX_SHOWN_NAMES: usize = 10;
+const MAX_SHOWN_PARAMETERS: usize = 10;
 /// The most characters that a refusal shows of the name of an unknown parameter.
 const MAX_SHOWN_NAME_CHARS: usize = 64;
 
@@ -44,7 +44,7 @@ pub fn parse_list_request(request: &Request, max_per_page: u32) -> Result<ListRe
         query.add_violation("order", "enum", "must be asc or desc");
     }
     let is_from_end = order.is_some_and(|order| order == "desc");
-    let (email, prefix) = (query.parse_address("email"), query.parse_address("emailPrefix"));
+    let (email, prefix) = (query.parse_email("email"), query.parse_email("emailPrefix"));
     let after = query.parse_number("after", 0, i64::MAX);
     let ids = query.parse_ids("id", max_per_page);
     for (name, others) in EXCLUSIVE_PARAMETERS {
@@ -140,7 +140,7 @@ impl<'a> Query<'a> {
 
     /// Parses a parameter as an e-mail address, in NFC. Keeps `+` as a plus sign, although HTML forms send `+` for a
     /// space, because users of curl do not encode the plus sign of an address.
-    fn parse_address(&mut self, name: &str) -> Option<String> {
+    fn parse_email(&mut self, name: &str) -> Option<String> {
         let (keyword, message) = match percent_decode(self.single_value(name)?) {
             None => ("format", "must be UTF-8, percent-encoded"),
             Some(text) if text.is_empty() => ("minLength", "must not be empty"),
@@ -155,7 +155,7 @@ impl<'a> Query<'a> {
     /// may be a token. Fails with [`Error::InvalidQuery`] if the query has violations of any kind.
     fn refuse_unknown(mut self, known: &[&str]) -> Result<(), Error> {
         let unknown = self.parameters.iter().map(|(name, _)| name).filter(|name| !known.contains(&&***name));
-        let unknown: Vec<_> = unknown.take(MAX_SHOWN_NAMES).cloned().collect();
+        let unknown: Vec<_> = unknown.take(MAX_SHOWN_PARAMETERS).cloned().collect();
         for name in unknown {
             let meant = known.iter().find(|known| known.eq_ignore_ascii_case(&name));
             let served = match (meant, known.split_last()) {
@@ -322,7 +322,7 @@ mod tests {
         let many = format!("/users/1?{}", "a&".repeat(3000));
         match refuse_query(&Request::get(many)) {
             Err(Error::InvalidQuery(violations)) => {
-                assert_eq!(violations.len(), MAX_SHOWN_NAMES);
+                assert_eq!(violations.len(), MAX_SHOWN_PARAMETERS);
                 assert_eq!(violations[0].message, "is not a parameter here; there is none");
             }
             other => panic!("{other:?}"),

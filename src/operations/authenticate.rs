@@ -31,7 +31,7 @@ impl Authenticate {
         let text = |key: &str| body.get(key).and_then(|value| value.as_str()).unwrap_or_default();
         let (email, password) = (text("email").to_owned(), text("password").into());
         let peer = request.peer.map(peer_network);
-        operations.throttle.refuse_exhausted(&email, peer)?;
+        operations.throttle.refuse_at_limit(&email, peer)?;
         Ok(Authenticate { email, password, peer, hash_replacement: None })
     }
 
@@ -79,9 +79,9 @@ impl Authenticate {
         let user = operations.find_by_email_with_credential(&self.email)?;
         let credential = user.as_ref().map(|user| user.credential.get()).transpose()?.flatten();
         let hash = credential.map(|credential| credential.password_hash.clone());
-        let verdict = operations.in_budget(hash.as_ref(), |hasher| {
+        let verdict = operations.use_hasher(hash.as_ref(), |hasher| {
             let found = hasher.verify(&self.password, hash.as_ref());
-            let new = (found == PasswordMatch::Outdated).then(|| hasher.hash(&self.password).ok());
+            let new = (found == PasswordMatch::OutdatedHash).then(|| hasher.hash(&self.password).ok());
             (found, new.flatten())
         })?;
         match (verdict, user, hash) {

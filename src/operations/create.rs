@@ -9,7 +9,7 @@ use crate::db::{Failure, Pool, session::Param};
 use crate::error::Error;
 use crate::http::{Request, Response, peer_network};
 use crate::input::{self, etag, validation::BodySchema};
-use crate::users::idempotency::{Fingerprint, KeyDigest};
+use crate::users::idempotency::{BodyFingerprint, KeyDigest};
 use crate::users::password::{PasswordHash, PasswordMatch};
 use crate::users::user::{NewUser, User};
 use postgres::{Row, types::Type};
@@ -23,7 +23,7 @@ pub struct Create {
     pub user: NewUser,
     /// The idempotency key, and the fingerprint of the body, which tells a repeated create from another create with
     /// this key.
-    pub key: Option<(KeyDigest, Fingerprint)>,
+    pub key: Option<(KeyDigest, BodyFingerprint)>,
     /// The hash of the password; `None` until the password is hashed, or if there is no password.
     pub hash: Option<PasswordHash>,
     /// The address of the client, for which wrong passwords are counted.
@@ -34,7 +34,7 @@ impl Create {
     pub(crate) fn parse(request: &Request, schema: &BodySchema) -> Result<Create, Error> {
         let key = input::parse_idempotency_key(request)?;
         let body = schema.validate(input::parse_body(request, false)?)?;
-        let key = key.map(|key| (key, Fingerprint::compute(&body)));
+        let key = key.map(|key| (key, BodyFingerprint::compute(&body)));
         Ok(Create { user: NewUser::from_body(body)?, key, hash: None, peer: request.peer })
     }
 
@@ -125,7 +125,7 @@ pub struct StoredUser {
     pub user: User,
     /// The fingerprint of the earlier create's body; `None` if the user was stored by the create itself. The caller has
     /// to compare the bodies.
-    pub earlier_body: Option<Fingerprint>,
+    pub earlier_body: Option<BodyFingerprint>,
     /// The hash of the earlier create's password, if there is one.
     pub earlier_hash: Option<PasswordHash>,
 }
@@ -194,7 +194,7 @@ impl Operations {
         let (mut earlier_body, mut earlier_hash) = (None, None);
         if let Some(digest) = row.try_get::<_, Option<&[u8]>>("fingerprint")? {
             let digest = digest.try_into().map_err(|_| Error::Internal("a fingerprint is damaged".into()))?;
-            earlier_body = Some(Fingerprint(digest));
+            earlier_body = Some(BodyFingerprint(digest));
             earlier_hash = row.try_get::<_, Option<String>>("password_hash")?.map(PasswordHash::from_stored);
         }
         Ok(StoredUser { user: self.read_user(row)?, earlier_body, earlier_hash })
@@ -261,7 +261,7 @@ impl Create {
         // login does.
         if let (hash @ Some(_), Some(password)) = (kept.earlier_hash.as_ref(), &self.user.password) {
             let attempt = operations.throttle.admit(&self.user.email, self.peer.map(peer_network))?;
-            if operations.in_budget(hash, |hasher| hasher.verify(password, hash))? == PasswordMatch::None {
+            if operations.use_hasher(hash, |hasher| hasher.verify(password, hash))? == PasswordMatch::None {
                 attempt.mark_wrong();
                 return Err(Error::IdempotencyKeyReused.into());
             }

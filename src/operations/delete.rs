@@ -78,7 +78,7 @@ impl Change for Delete {
 
     fn execute_unbatched(&mut self, operations: &Operations, deadline: Instant) -> Result<Outcome, Failure> {
         let Delete { id, condition } = self;
-        let before = if condition.fits_batch() { None } else { Some(operations.find_match(*id, condition)?) };
+        let before = if condition.fits_batch() { None } else { Some(operations.find_user(*id, condition)?) };
         let (is_any, version, updated_at) = etag_params(condition, before.as_ref());
         let params: [Param; 4] = [
             (id, Type::INT8),
@@ -90,7 +90,7 @@ impl Change for Delete {
             return Ok(Response::no_content().into());
         }
         if !condition.is_always_met() {
-            operations.find_match(*id, condition)?;
+            operations.find_user(*id, condition)?;
         }
         // If the user was read before, the user has changed since, so that a retry may succeed. Otherwise there is no
         // such user, or a trigger has prevented the delete.

@@ -1,6 +1,6 @@
 //! `GET /users/{id}`: finds a user. Answers 304 if the client already has the user's current revision.
 
-use super::{BatchItem, Operations, answer_user};
+use super::{BatchItem, Operations, answer_with};
 use crate::db::{Failure, Pool, blocking::outside_of_runtimes, rows::read_credential};
 use crate::error::Error;
 use crate::http::{Request, Response};
@@ -80,7 +80,7 @@ impl Find {
     fn answer(&self, user: &User) -> Result<Response, Error> {
         let (condition, revision) = (self.precondition.as_ref().map_err(Error::clone)?, user.revision());
         if condition.is_met_by(revision) {
-            Ok(answer_user(200, user))
+            Ok(answer_with(200, user))
         } else if condition.if_match_allows(revision) {
             let unmodified = Response { status: 304, ..Response::no_content() };
             Ok(unmodified.with("ETag", etag(revision)))
@@ -139,7 +139,7 @@ mod tests {
         unloaded.push(eve.store(users, deadline).unwrap().user);
         let changes = UserChanges { name: Some("Robert".to_owned()), ..UserChanges::default() };
         let renamed =
-            Update { id: 2, changes, condition: Condition::default(), hash: None, is_single: false };
+            Update { id: 2, changes, condition: Condition::default(), hash: None, is_unbatched: false };
         unloaded.push(renamed.apply(users, deadline).unwrap());
         assert_eq!(unloaded.len(), 5);
         for user in unloaded {

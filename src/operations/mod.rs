@@ -270,12 +270,12 @@ impl Operations {
     fn execute_changes<C: Change>(&self, mut batch: Vec<BatchItem<C>>) {
         /// Time that a change needs beside its statement, which takes up to `statement_timeout`. A change with less
         /// time left than both together is refused, so that its batch does not wait for a session in vain.
-        const TIME_BESIDE_STATEMENT: Duration = Duration::from_millis(100);
+        const TIME_NEEDED_BESIDE_STATEMENT: Duration = Duration::from_millis(100);
         if let [BatchItem { command, deadline, outcome }] = &mut batch[..] {
             **outcome = Some(command.execute_unbatched(self, *deadline).into());
             return;
         }
-        let latest = Instant::now() + self.pool.statement_timeout + TIME_BESIDE_STATEMENT;
+        let latest = Instant::now() + self.pool.statement_timeout + TIME_NEEDED_BESIDE_STATEMENT;
         let (batch, late): (Vec<_>, Vec<_>) = batch.into_iter().partition(|item| item.deadline >= latest);
         for BatchItem { outcome, .. } in late {
             let error = Error::Unavailable("a change could not be sent in time".into());
@@ -303,24 +303,24 @@ impl Operations {
         (cores / 2).min(self.budget.limit / self.hasher.memory_bytes(None)).max(1)
     }
 
-    /// Hashes a password, if there is one. Blocks as [`Operations::in_budget`] does.
+    /// Hashes a password, if there is one. Blocks as [`Operations::use_hasher`] does.
     pub(crate) fn hash_password(&self, password: Option<&Secret>) -> Result<Option<PasswordHash>, Error> {
-        password.map(|password| self.in_budget(None, |hasher| hasher.hash(password))?).transpose()
+        password.map(|password| self.use_hasher(None, |hasher| hasher.hash(password))?).transpose()
     }
 
-    /// Runs `work`, which verifies a password against `hash` and may then make a new hash, while memory for the work is
+    /// Runs `job`, which verifies a password against `hash` and may then make a new hash, while memory for the job is
     /// reserved. Blocks until the budget has memory for the larger of the two hashes, or fails with
-    /// [`Error::Unavailable`] after `request_timeout`. Blocks for the work, too.
-    fn in_budget<T>(&self, hash: Option<&PasswordHash>, work: impl FnOnce(&Hasher) -> T) -> Result<T, Error> {
+    /// [`Error::Unavailable`] after `request_timeout`. Blocks for the job, too.
+    fn use_hasher<T>(&self, hash: Option<&PasswordHash>, job: impl FnOnce(&Hasher) -> T) -> Result<T, Error> {
         let bytes = self.hasher.memory_bytes(hash).max(self.hasher.memory_bytes(None));
         match self.budget.reserve(bytes, self.deadline()) {
-            Some(_held) => Ok(work(&self.hasher)),
+            Some(_held) => Ok(job(&self.hasher)),
             None => Err(Error::Unavailable("no memory became free for hashing a password".into())),
         }
     }
 
     /// Finds a user whose revision meets a condition. Fails with [`Error::NotFound`] or [`Error::PreconditionFailed`].
-    fn find_match(&self, id: i64, condition: &Condition) -> Result<User, Failure> {
+    fn find_user(&self, id: i64, condition: &Condition) -> Result<User, Failure> {
         let user = self.find_by_ids(&[id])?.pop().ok_or(Error::NotFound)?;
         if condition.is_met_by(user.revision()) { Ok(user) } else { Err(Error::PreconditionFailed.into()) }
     }
@@ -353,6 +353,6 @@ fn etag_params(condition: &Condition, before: Option<&User>) -> (bool, Option<i6
 }
 
 /// Answers with one user, and with the tag of the user's revision as `ETag`.
-fn answer_user(status: u16, user: &User) -> Response {
+fn answer_with(status: u16, user: &User) -> Response {
     Response::json(status, user).with("ETag", etag(user.revision()))
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use std::{hash::BuildHasher, sync::Arc};
 
 /// The time for which a wrong password is counted.
-const COUNT_WINDOW: Duration = Duration::from_secs(60);
+const GUESS_WINDOW: Duration = Duration::from_secs(60);
 
 /// The most pairs of a peer and an account that are counted: some 4 MiB if each pair has ten wrong passwords.
 const MAX_PAIRS: usize = 16 << 10;
@@ -48,9 +48,9 @@ struct CountedAttempts {
 #[derive(Debug, Default)]
 struct PairCount {
     /// The number of passwords that are being verified.
-    unverified_count: usize,
+    pending_attempts: usize,
     /// The time of each wrong password, the oldest first.
-    wrong_times: VecDeque<Instant>,
+    guess_times: VecDeque<Instant>,
 }
 
 impl Throttle {
@@ -63,7 +63,7 @@ impl Throttle {
     /// Fails with [`Error::TooManyAttempts`] if a peer has sent `max_guesses` wrong passwords for an account in the
     /// last minute. An account is an e-mail address in whatever case. All clients without an IP address, as on a Unix
     /// socket, are the peer `None`.
-    pub fn refuse_exhausted(&self, email: &str, peer: PeerKey) -> Result<(), Error> {
+    pub fn refuse_at_limit(&self, email: &str, peer: PeerKey) -> Result<(), Error> {
         let mut attempts = self.attempts.lock();
         let now = attempts.now();
         match attempts.pairs.get_mut(&self.pair_for(email, peer)) {
@@ -72,7 +72,7 @@ impl Throttle {
         }
     }
 
-    /// Counts a password that is about to be verified. Fails as [`Throttle::refuse_exhausted`] does. Fails with
+    /// Counts a password that is about to be verified. Fails as [`Throttle::refuse_at_limit`] does. Fails with
     /// [`Failure::Contended`] if the passwords that are being verified may use up the limit, so that this password has
     /// to wait for them.
     pub fn admit(self: &Arc<Self>, email: &str, peer: PeerKey) -> Result<Attempt, Failure> {
@@ -87,10 +87,10 @@ impl Throttle {
         }
         let count = attempts.pairs.entry(pair).or_default();
         count.refuse_excess(self.max_guesses, now)?;
-        if count.unverified_count + count.wrong_times.len() >= self.max_guesses {
+        if count.pending_attempts + count.guess_times.len() >= self.max_guesses {
             return Err(Failure::Contended);
         }
-        count.unverified_count += 1;
+        count.pending_attempts += 1;
         Ok(Attempt(Some((Arc::clone(self), pair))))
     }
 
@@ -111,7 +111,7 @@ impl Attempt {
         if let Some((throttle, pair)) = &self.0 {
             let mut attempts = throttle.attempts.lock();
             let now = attempts.now();
-            attempts.pairs.entry(*pair).or_default().wrong_times.push_back(now);
+            attempts.pairs.entry(*pair).or_default().guess_times.push_back(now);
         }
     }
 }
@@ -121,8 +121,8 @@ impl Drop for Attempt {
         let Some((throttle, pair)) = &self.0 else { return };
         let mut attempts = throttle.attempts.lock();
         if let Some(count) = attempts.pairs.get_mut(pair) {
-            count.unverified_count -= 1;
-            if count.unverified_count == 0 && count.wrong_times.is_empty() {
+            count.pending_attempts -= 1;
+            if count.pending_attempts == 0 && count.guess_times.is_empty() {
                 attempts.pairs.remove(pair);
             }
         }
@@ -142,7 +142,7 @@ impl CountedAttempts {
             return Ok(());
         }
         self.pairs.retain(|_, count| {
-            count.unverified_count > 0 || count.wrong_times.back().is_some_and(|at| now < *at + COUNT_WINDOW)
+            count.pending_attempts > 0 || count.guess_times.back().is_some_and(|at| now < *at + GUESS_WINDOW)
         });
         if self.pairs.len() < MAX_PAIRS {
             return Ok(());
@@ -152,8 +152,8 @@ impl CountedAttempts {
         let Some((most, _)) = counts.iter().max_by_key(|(holder, count)| (**count, **holder == peer)) else {
             return Ok(());
         };
-        let idle = self.pairs.iter().filter(|((peer, _), count)| peer == most && count.unverified_count == 0);
-        let oldest = idle.filter_map(|(pair, count)| Some((*count.wrong_times.back()?, *pair))).min();
+        let idle = self.pairs.iter().filter(|((peer, _), count)| peer == most && count.pending_attempts == 0);
+        let oldest = idle.filter_map(|(pair, count)| Some((*count.guess_times.back()?, *pair))).min();
         match oldest {
             Some((since, _)) if *most == peer => Err(too_many_attempts(since, now)),
             Some((_, pair)) => {
@@ -169,11 +169,11 @@ impl PairCount {
     /// Forgets wrong passwords that are older than a minute. Fails with [`Error::TooManyAttempts`] if at least `limit`
     /// wrong passwords are left.
     fn refuse_excess(&mut self, limit: usize, now: Instant) -> Result<(), Error> {
-        while self.wrong_times.front().is_some_and(|at| now >= *at + COUNT_WINDOW) {
-            self.wrong_times.pop_front();
+        while self.guess_times.front().is_some_and(|at| now >= *at + GUESS_WINDOW) {
+            self.guess_times.pop_front();
         }
-        match self.wrong_times.front() {
-            Some(oldest) if self.wrong_times.len() >= limit => Err(too_many_attempts(*oldest, now)),
+        match self.guess_times.front() {
+            Some(oldest) if self.guess_times.len() >= limit => Err(too_many_attempts(*oldest, now)),
             _ => Ok(()),
         }
     }
@@ -181,7 +181,7 @@ impl PairCount {
 
 /// Returns a refusal that lasts until the oldest wrong password is a minute old.
 fn too_many_attempts(oldest: Instant, now: Instant) -> Error {
-    let left = (oldest + COUNT_WINDOW).saturating_duration_since(now);
+    let left = (oldest + GUESS_WINDOW).saturating_duration_since(now);
     Error::TooManyAttempts(left.as_secs() + 1)
 }
 
@@ -208,11 +208,11 @@ mod tests {
     fn wrong_passwords_are_counted_by_peer_and_account() {
         let throttle = Throttle::new(3);
         for email in [ADA, "ADA@example.com", "ada@EXAMPLE.com"] {
-            throttle.refuse_exhausted(email, A).unwrap();
+            throttle.refuse_at_limit(email, A).unwrap();
             guess(&throttle, email, A).unwrap();
         }
         advance(&throttle, 20);
-        for refused in [guess(&throttle, ADA, A), throttle.refuse_exhausted(ADA, A)].map(Result::unwrap_err) {
+        for refused in [guess(&throttle, ADA, A), throttle.refuse_at_limit(ADA, A)].map(Result::unwrap_err) {
             assert!(matches!(refused, Error::TooManyAttempts(40 | 41)), "{refused:?}");
         }
         // Counts passwords of another peer, or for another account, apart.
@@ -258,7 +258,7 @@ mod tests {
         let unverified: Vec<_> = iter::repeat_with(|| throttle.admit(ADA, A).unwrap()).take(2).collect();
         // Lets the next password wait for the unverified ones, and refuses none at once.
         assert!(matches!(throttle.admit(ADA, A), Err(Failure::Contended)));
-        throttle.refuse_exhausted(ADA, A).unwrap();
+        throttle.refuse_at_limit(ADA, A).unwrap();
         drop(unverified);
         guess(&throttle, ADA, A).unwrap();
         let unverified = throttle.admit(ADA, A).unwrap();
@@ -327,7 +327,7 @@ mod tests {
         let throttle = Throttle::new(0);
         for _ in 0..100 {
             guess(&throttle, ADA, A).unwrap();
-            throttle.refuse_exhausted(ADA, A).unwrap();
+            throttle.refuse_at_limit(ADA, A).unwrap();
         }
         assert!(throttle.attempts.lock().pairs.is_empty());
     }

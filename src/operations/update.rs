@@ -3,7 +3,7 @@
 //! A missing user is answered 404 even if the body is invalid. Therefore the user is looked up before a body is refused
 //! or a password is hashed. For all other requests, the statement of the change finds out whether the user exists.
 
-use super::{Change, Command, Find, Lane, Operations, Outcome, Step, answer_user, changed_row, etag_params};
+use super::{Change, Command, Find, Lane, Operations, Outcome, Step, answer_with, changed_row, etag_params};
 use crate::db::{Failure, Pool, session::Param};
 use crate::error::Error;
 use crate::http::Request;
@@ -28,28 +28,28 @@ pub struct Update {
     pub hash: Option<PasswordHash>,
     /// True if the update is executed alone: the update changes the password, has a condition that does not fit a
     /// batch, or was left out of a batch because of a new address.
-    pub is_single: bool,
+    pub is_unbatched: bool,
 }
 
 impl Update {
-    /// Parses a PATCH if `patch`, the schema of its body, is given; otherwise a PUT. Returns a look-up of the user if
+    /// Parses a PATCH if `patch_schema`, the schema of its body, is given; else a PUT. Returns a look-up of the user if
     /// the body is refused, because a missing user is answered 404.
     pub(crate) fn parse(
         request: &Request,
         id: Option<i64>,
-        patch: Option<&BodySchema>,
+        patch_schema: Option<&BodySchema>,
     ) -> Result<Command, Error> {
         let condition = input::parse_condition(request)?;
         let id = id.ok_or(Error::NotFound)?;
-        let body = input::parse_body(request, patch.is_some()).and_then(|body| match patch {
+        let body = input::parse_body(request, patch_schema.is_some()).and_then(|body| match patch_schema {
             Some(schema) => schema.validate(body),
             None => Ok(body),
         });
         Ok(match body.and_then(UserChanges::from_body) {
             Err(refusal) => Command::Find(Find::with_refusal(id, refusal)),
             Ok(changes) => {
-                let is_single = changes.password.is_some() || !condition.fits_batch();
-                Command::Update(Update { id, changes, condition, hash: None, is_single })
+                let is_unbatched = changes.password.is_some() || !condition.fits_batch();
+                Command::Update(Update { id, changes, condition, hash: None, is_unbatched })
             }
         })
     }
@@ -57,7 +57,7 @@ impl Update {
     pub(super) fn next_step(&self) -> Step {
         match (&self.hash, &self.changes.password) {
             (None, Some(Some(_))) => Step::in_lane(Lane::Hash),
-            _ if self.is_single => Step::change(Lane::Single, self.id),
+            _ if self.is_unbatched => Step::change(Lane::Single, self.id),
             _ => Step::change(Lane::Change, self.id),
         }
     }
@@ -139,7 +139,7 @@ pub(crate) const UPDATE_MANY: &str = r#"
 impl Update {
     /// Hashes the new password, after a look-up: fails if the user is missing or does not meet the precondition.
     pub(super) fn hash_password(&mut self, operations: &Operations) -> Result<Outcome, Failure> {
-        operations.find_match(self.id, &self.condition)?;
+        operations.find_user(self.id, &self.condition)?;
         self.hash = operations.hash_password(self.changes.password.as_ref().and_then(Option::as_ref))?;
         Ok(Outcome::Continued)
     }
@@ -148,7 +148,7 @@ impl Update {
     pub(super) fn apply(&self, operations: &Operations, deadline: Instant) -> Result<User, Failure> {
         let Update { id, changes: UserChanges { name, email, password }, condition, hash, .. } = self;
         let is_read_first = matches!(password, Some(None)) || !condition.fits_batch();
-        let mut before = if is_read_first { Some(operations.find_match(*id, condition)?) } else { None };
+        let mut before = if is_read_first { Some(operations.find_user(*id, condition)?) } else { None };
         loop {
             let (is_any, version, updated_at) = etag_params(condition, before.as_ref());
             let hash = hash.as_ref().map(PasswordHash::as_text);
@@ -170,7 +170,7 @@ impl Update {
             }
             // Answers an update that alters nothing with the committed record, even if another transaction has locked
             // the record.
-            let user = operations.find_match(*id, condition)?;
+            let user = operations.find_user(*id, condition)?;
             match before {
                 _ if has_all_values(&user, &self.changes) => return Ok(user),
                 // The user is still at the revision that was read, because there was no password to remove, or because
@@ -213,14 +213,14 @@ impl Change for Update {
 
     fn row_outcome(&mut self, operations: &Operations, row: Option<&Row>) -> Result<Outcome, Failure> {
         let row = changed_row(row)?;
-        self.is_single |= row.is_none();
+        self.is_unbatched |= row.is_none();
         Ok(match row {
-            Some(row) => answer_user(200, &operations.read_user(row)?).into(),
+            Some(row) => answer_with(200, &operations.read_user(row)?).into(),
             None => Outcome::Continued,
         })
     }
 
     fn execute_unbatched(&mut self, operations: &Operations, deadline: Instant) -> Result<Outcome, Failure> {
-        Ok(answer_user(200, &self.apply(operations, deadline)?).into())
+        Ok(answer_with(200, &self.apply(operations, deadline)?).into())
     }
 }

@@ -16,7 +16,7 @@ use subtle::ConstantTimeEq;
 
 /// The most memory that verifying a password may take, because every client that knows the address of a user can cause
 /// this work.
-const MAX_VERIFYING_BYTES: u64 = 129 << 20;
+const MAX_VERIFYING_MEMORY: u64 = 129 << 20;
 
 /// The most processor time that verifying one form of a password may take. A password that is not in NFC has two forms,
 /// so that a login takes up to 1.4 s.
@@ -45,7 +45,7 @@ const BCRYPT_ROUND_NS: u64 = 60_000;
 /// Time of a round of MD5 over a password of [`MAX_FOREIGN_PASSWORD_BYTES`].
 const PHPASS_ROUND_NS: u64 = 7_500;
 
-/// The message about a hash that costs more than [`MAX_VERIFYING_BYTES`] or [`MAX_VERIFYING_NS`].
+/// The message about a hash that costs more than [`MAX_VERIFYING_MEMORY`] or [`MAX_VERIFYING_NS`].
 const COSTLY_HASH: &str = "costs more to verify than 129 MiB of memory, or 1.5 s of a core for any password";
 
 /// The message about a hash in a format that userd does not verify.
@@ -58,7 +58,7 @@ const DAMAGED_HASH: &str = "is a damaged hash, or of a form that is not read: wi
 
 /// Prefixes, in upper or lower case, that other programs write before a hash. Prefixes are removed, because the hash
 /// behind a prefix names its format itself.
-const FOREIGN_PREFIXES: &str =
+const FOREIGN_HASH_PREFIXES: &str =
     "{bcrypt} {argon2} {argon2@SpringSecurity_v5_8} {argon2i} {argon2id} {crypt} {blf-crypt} argon2 bcrypt$";
 
 /// Returns whether a text looks like a hash: it ends in characters of a digest, behind a name in braces or behind two
@@ -84,7 +84,7 @@ pub(super) struct ParsedHash<'a> {
     /// KiB of memory that Argon2id fills, added up over its passes; `None` if the hash is of another function.
     pub argon2_filled_kib: Option<u64>,
     /// Returns whether the hash function ignores a part of this password, so that another password matches, too.
-    pub ignores_part: fn(&str) -> bool,
+    pub ignores_part_of: fn(&str) -> bool,
 }
 
 impl<'a> ParsedHash<'a> {
@@ -99,12 +99,12 @@ impl<'a> ParsedHash<'a> {
             "pbkdf2-sha256" => parse_pbkdf2::<Sha256>(text, PBKDF2_SHA256_ROUND_NS),
             "pbkdf2-sha512" => parse_pbkdf2::<Sha512>(text, PBKDF2_SHA512_ROUND_NS),
             "2a" | "2b" | "2y" => parse_bcrypt(text),
-            "wp" => parse_bcrypt(&text["$wp".len()..]).map(digest_before_bcrypt),
+            "wp" => parse_bcrypt(&text["$wp".len()..]).map(to_wordpress_hash),
             "P" | "H" => parse_phpass(rest),
             _ => return Err(UNKNOWN_FORMAT),
         };
         let parsed = parsed.ok_or(DAMAGED_HASH)?;
-        let is_cheap = parsed.memory_bytes <= MAX_VERIFYING_BYTES && parsed.verifying_ns <= MAX_VERIFYING_NS;
+        let is_cheap = parsed.memory_bytes <= MAX_VERIFYING_MEMORY && parsed.verifying_ns <= MAX_VERIFYING_NS;
         is_cheap.then_some(parsed).ok_or(COSTLY_HASH)
     }
 
@@ -122,7 +122,7 @@ impl<'a> ParsedHash<'a> {
             memory_bytes: 0,
             verifying_ns: rounds.saturating_mul(round_ns),
             argon2_filled_kib: None,
-            ignores_part: |_| false,
+            ignores_part_of: |_| false,
         }
     }
 }
@@ -177,25 +177,25 @@ fn parse_pbkdf2<'a, D: EagerHash>(text: &str, round_ns: u64) -> Option<ParsedHas
 fn parse_bcrypt(text: &str) -> Option<ParsedHash<'_>> {
     /// The most bytes of a password that bcrypt reads wholly, because one of the 72 bytes that bcrypt reads is a NUL
     /// behind the password.
-    const MAX_BCRYPT_BYTES: usize = 71;
+    const MAX_BCRYPT_INPUT_BYTES: usize = 71;
     let cost = text.parse::<HashParts>().ok().map(|parts| parts.get_cost()).filter(|cost| *cost >= 4)?;
     let rounds = 1_u64.checked_shl(cost).unwrap_or(u64::MAX);
     let matches = move |password: &str| bcrypt::verify(password, text).unwrap_or(false);
     let parsed = ParsedHash::new(rounds, BCRYPT_ROUND_NS, matches);
-    let ignores_part = |password: &str| password.len() > MAX_BCRYPT_BYTES || password.contains('\0');
-    Some(ParsedHash { ignores_part, ..parsed })
+    let ignores_part_of = |password: &str| password.len() > MAX_BCRYPT_INPUT_BYTES || password.contains('\0');
+    Some(ParsedHash { ignores_part_of, ..parsed })
 }
 
 /// Makes a bcrypt hash verify as WordPress does since 6.8: cuts white space off the password's ends, and passes a
 /// digest of the rest to bcrypt.
-fn digest_before_bcrypt(bcrypt: ParsedHash<'_>) -> ParsedHash<'_> {
+fn to_wordpress_hash(bcrypt: ParsedHash<'_>) -> ParsedHash<'_> {
     let matches = move |password: &str| {
         let mut mac = Hmac::<Sha384>::new_from_slice(b"wp-sha384").expect("a key of any length is one");
         mac.update(password.trim_matches([' ', '\t', '\n', '\r', '\0', '\x0b']).as_bytes());
         (bcrypt.matches)(&Base64::encode_string(&mac.finalize().into_bytes()))
     };
-    let ignores_part = |password: &str| password.trim() != password || password.contains('\0');
-    ParsedHash { matches: Box::new(matches), ignores_part, ..bcrypt }
+    let ignores_part_of = |password: &str| password.trim() != password || password.contains('\0');
+    ParsedHash { matches: Box::new(matches), ignores_part_of, ..bcrypt }
 }
 
 /// Parses a hash by phpass, which executes many rounds of MD5 (WordPress before 6.8, phpBB). The text has one character
@@ -217,19 +217,19 @@ fn parse_phpass(text: &str) -> Option<ParsedHash<'_>> {
 
 /// Rewrites a hash in the form in which the database stores hashes: without the prefixes of other programs, and a hash
 /// of Django's in PHC form.
-pub(super) fn rewrite_as_stored(value: &Value) -> Result<String, &'static str> {
+pub(super) fn rewrite_imported_hash(value: &Value) -> Result<String, &'static str> {
     let text = value.as_str().ok_or("must be a string")?.trim();
     let strip = |prefix: &str| {
         let (start, hash) = text.split_at_checked(prefix.len())?;
         (start.eq_ignore_ascii_case(prefix) && hash.starts_with('$')).then_some(hash)
     };
-    let bare = || FOREIGN_PREFIXES.split(' ').find_map(strip).unwrap_or(text).to_owned();
-    Ok(rewrite_django(text).unwrap_or_else(bare))
+    let bare = || FOREIGN_HASH_PREFIXES.split(' ').find_map(strip).unwrap_or(text).to_owned();
+    Ok(rewrite_django_hash(text).unwrap_or_else(bare))
 }
 
 /// Rewrites a hash of Django's, as in `pbkdf2_sha256$870000$salt$hash`, in PHC form. Encodes the salt in base64,
 /// because the salt is plain text in Django's form.
-fn rewrite_django(text: &str) -> Option<String> {
+fn rewrite_django_hash(text: &str) -> Option<String> {
     let parts: Vec<&str> = text.strip_prefix("pbkdf2_")?.split('$').collect();
     let [digest, rounds, salt, hash] = parts[..] else { return None };
     let salt = Base64Unpadded::encode_string(salt.as_bytes());

@@ -9,7 +9,7 @@ pub struct KeyDigest(pub [u8; 32]);
 
 /// Digest of the body of a create without its password. A repeated create must have an equal fingerprint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fingerprint(pub [u8; 32]);
+pub struct BodyFingerprint(pub [u8; 32]);
 
 impl KeyDigest {
     /// Computes the digest of a key that a client has sent.
@@ -18,9 +18,9 @@ impl KeyDigest {
     }
 }
 
-impl Fingerprint {
+impl BodyFingerprint {
     /// Computes the fingerprint of a body. Bodies that are equal JSON values have equal fingerprints.
-    pub fn compute(body: &Map<String, Value>) -> Fingerprint {
+    pub fn compute(body: &Map<String, Value>) -> BodyFingerprint {
         let mut digest = Sha256::new();
         for (field, value) in body {
             let value = if field == "password" { &Value::Null } else { value };
@@ -28,7 +28,7 @@ impl Fingerprint {
             // texts.
             digest.update(format!("{field}\0{value}\0"));
         }
-        Fingerprint(digest.finalize().into())
+        BodyFingerprint(digest.finalize().into())
     }
 }
 
@@ -39,7 +39,7 @@ mod tests {
 
     #[test]
     fn fingerprints() {
-        let of = |body: Value| Fingerprint::compute(body.as_object().unwrap());
+        let of = |body: Value| BodyFingerprint::compute(body.as_object().unwrap());
         let all = [
             json!({"name": "a", "email": "b"}),
             json!({"name": "b", "email": "a"}),

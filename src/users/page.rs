@@ -53,9 +53,9 @@ pub const DEFAULT_MAX_PER_PAGE: u32 = 1000;
 
 /// Returns the bytes of memory that making a page takes: `user_bytes` for each user, and some for the rest of the
 /// answer.
-pub fn memory_bytes(users: usize, user_bytes: usize) -> usize {
+pub fn memory_bytes(user_count: usize, user_bytes: usize) -> usize {
     const PAGE_OVERHEAD_BYTES: usize = 64 << 10;
-    user_bytes.saturating_mul(users).saturating_add(PAGE_OVERHEAD_BYTES)
+    user_bytes.saturating_mul(user_count).saturating_add(PAGE_OVERHEAD_BYTES)
 }
 
 impl PageRequest {

@@ -4,7 +4,7 @@
 pub use super::hash_formats::is_hash;
 
 use super::email::to_nfc;
-use super::hash_formats::{ParsedHash, rewrite_as_stored};
+use super::hash_formats::{ParsedHash, rewrite_imported_hash};
 use crate::error::Error;
 use crate::secret::Secret;
 use argon2::{Algorithm, Argon2, Params, PasswordHasher, Version, password_hash::phc::PasswordHash as Phc};
@@ -29,7 +29,7 @@ impl PasswordHash {
     /// Parses a hash that another program has made. Fails if the format is unknown, or if verifying costs too much. The
     /// error follows the name of a field in a message, and quotes no part of the hash.
     pub fn parse_imported(value: Value) -> Result<PasswordHash, String> {
-        let text = rewrite_as_stored(&value)?;
+        let text = rewrite_imported_hash(&value)?;
         if text.len() > MAX_HASH_BYTES {
             return Err(format!("is longer than {MAX_HASH_BYTES} bytes"));
         }
@@ -49,9 +49,9 @@ pub enum PasswordMatch {
     /// The password does not match the hash.
     None,
     /// The password matches, and the caller should keep the hash.
-    Current,
+    CurrentHash,
     /// The password matches, but the caller should replace the hash, because a new hash would be stronger.
-    Outdated,
+    OutdatedHash,
 }
 
 /// Hashes passwords at one cost, and verifies passwords.
@@ -84,7 +84,7 @@ impl Hasher {
         let params = self.argon2.params();
         let filled_kib = u64::from(params.m_cost()) * u64::from(params.t_cost());
         let is_current = parsed.argon2_filled_kib.is_some_and(|kib| kib >= filled_kib) && is_nfc(password);
-        !is_current && !(parsed.ignores_part)(password)
+        !is_current && !(parsed.ignores_part_of)(password)
     }
 
     /// Returns how much memory verifying a password with this hash takes; for `None`, how much making a hash takes.
@@ -122,8 +122,8 @@ impl Hasher {
         let matched = forms().find(|form| parsed.accepts_length(form) && (parsed.matches)(form));
         match matched.filter(|_| may_match) {
             None => PasswordMatch::None,
-            Some(form) if self.is_outdated(&parsed, form) => PasswordMatch::Outdated,
-            Some(_) => PasswordMatch::Current,
+            Some(form) if self.is_outdated(&parsed, form) => PasswordMatch::OutdatedHash,
+            Some(_) => PasswordMatch::CurrentHash,
         }
     }
 }
@@ -360,7 +360,7 @@ mod tests {
         );
         let longest = Secret::from("x".repeat(65_000));
         let ours = hasher.hash(&longest).unwrap();
-        assert_eq!(hasher.verify(&longest, Some(&ours)), PasswordMatch::Current);
+        assert_eq!(hasher.verify(&longest, Some(&ours)), PasswordMatch::CurrentHash);
         assert_eq!(hasher.verify(&long, Some(&ours)), PasswordMatch::None);
     }
 
@@ -432,7 +432,7 @@ mod tests {
             assert!(hash.as_text().starts_with(stored), "{value}");
             assert_eq!(
                 hasher.verify(&password.as_str().into(), Some(&hash)),
-                PasswordMatch::Outdated,
+                PasswordMatch::OutdatedHash,
                 "{value}"
             );
             assert_eq!(hasher.verify(&"correct horsf".into(), Some(&hash)), PasswordMatch::None, "{value}");
@@ -503,14 +503,14 @@ mod tests {
         for sent in [composed, decomposed] {
             let hash = hasher.hash(&sent.into()).unwrap();
             for typed in [composed, decomposed] {
-                assert_eq!(hasher.verify(&typed.into(), Some(&hash)), PasswordMatch::Current);
+                assert_eq!(hasher.verify(&typed.into(), Some(&hash)), PasswordMatch::CurrentHash);
             }
             assert_eq!(hasher.verify(&"e-password".into(), Some(&hash)), PasswordMatch::None);
         }
         // Another program has hashed a password that is not in NFC as the client sent it.
         let text = "$pbkdf2-sha256$i=1000$c2FsdHNhbHRzYWx0$vl9Oh2k2Aq5ewnjPmIyJmRtjWsc7w5hq2m1xUOs8x1Q";
         let hash = PasswordHash::parse_imported(text.into()).unwrap();
-        assert_eq!(hasher.verify(&decomposed.into(), Some(&hash)), PasswordMatch::Outdated);
+        assert_eq!(hasher.verify(&decomposed.into(), Some(&hash)), PasswordMatch::OutdatedHash);
         assert_eq!(hasher.verify(&composed.into(), Some(&hash)), PasswordMatch::None);
     }
 

@@ -78,7 +78,7 @@ fn update(service: &Service, rows: Updates, deadline: Instant) -> Vec<String> {
     let update = rows.iter().map(|(id, name, email, condition)| {
         let [name, email] = [name, email].map(|text| text.map(str::to_owned));
         let (changes, condition) = (UserChanges { name, email, password: None }, Condition::clone(condition));
-        (Command::Update(Update { id: *id, changes, condition, hash: None, is_single: false }), deadline)
+        (Command::Update(Update { id: *id, changes, condition, hash: None, is_unbatched: false }), deadline)
     });
     execute(service, update)
 }

@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, fs, time::Instant};
 use userd::{
     PasswordHashing, Response,
     internals::{
-        Command, Condition, Create, Fingerprint, KeyDigest, MAX_USER_BYTES, NewUser, Outcome, Update,
+        BodyFingerprint, Command, Condition, Create, KeyDigest, MAX_USER_BYTES, NewUser, Outcome, Update,
         UserChanges, operations,
     },
 };
@@ -99,7 +99,7 @@ fn fields_of_creates() {
         assert_eq!(created.status, 201);
         assert_user(&mut client, &created.id(), &fields);
         service.database.run("truncate users cascade");
-        let key = |key: &str| Some((KeyDigest::new(key), Fingerprint::compute(&fields)));
+        let key = |key: &str| Some((KeyDigest::new(key), BodyFingerprint::compute(&fields)));
         for keyed in [false, true] {
             let mut neighbour = fields.clone();
             neighbour["email"] = json!("neighbour@example.com");
@@ -176,7 +176,7 @@ fn fields_of_changes() {
         let update = |id: &str, fields: Value| {
             let changes = UserChanges::from_body(fields.as_object().unwrap().clone()).unwrap();
             let (id, condition) = (id.parse().unwrap(), Condition::default());
-            Command::Update(Update { id, changes, condition, hash: None, is_single: false })
+            Command::Update(Update { id, changes, condition, hash: None, is_unbatched: false })
         };
         let updates = |name, value: &Value| {
             vec![update(&neighbour, json!({"name": name})), update(&id, json!({ field: value }))]
