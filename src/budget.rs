@@ -14,14 +14,14 @@ const SHORTAGE_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The memory that may be held for clients, and the memory that is held. Clones share one count.
 #[derive(Clone)]
-pub struct Budget {
+pub struct MemoryBudget {
     /// The most bytes that may be held for clients.
     pub limit: usize,
-    state: Arc<BudgetState>,
+    state: Arc<MemoryState>,
 }
 
 #[derive(Default)]
-struct BudgetState {
+struct MemoryState {
     held_bytes: AtomicUsize,
     /// Locked by the one reservation that waits for memory. Further reservations that do not fit wait for this lock.
     waiting_lock: Mutex<()>,
@@ -30,19 +30,20 @@ struct BudgetState {
     on_shortage: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
-/// A number of bytes that a [`Budget`] counts as held until this value is dropped.
+/// A number of bytes that a [`MemoryBudget`] counts as held until this value is dropped.
 pub struct Reservation {
-    budget: Budget,
+    budget: MemoryBudget,
     reserved_bytes: usize,
 }
 
-impl Budget {
+impl MemoryBudget {
     /// Returns a budget of `limit` bytes, none of which is held.
-    pub fn new(limit: usize) -> Budget {
-        Budget { limit, state: Arc::default() }
+    pub fn new(limit: usize) -> MemoryBudget {
+        MemoryBudget { limit, state: Arc::default() }
     }
 
-    /// Returns how many bytes are held now. For a moment this may be more than the limit.
+    /// Returns how many bytes are held now. This can be more than the limit until the requests that workers have claimed
+    /// are answered, or until a reservation that waits reaches its deadline.
     pub fn held_bytes(&self) -> usize {
         self.state.held_bytes.load(Ordering::Relaxed)
     }
@@ -107,7 +108,7 @@ mod tests {
 
     #[test]
     fn reservations_change_and_are_given_back() {
-        let budget = Budget::new(1000);
+        let budget = MemoryBudget::new(1000);
         let mut one = budget.reserve_unchecked(1000);
         assert_eq!((one.reserved_bytes(), budget.held_bytes()), (1000, 1000));
         one.resize(500);
@@ -122,7 +123,7 @@ mod tests {
 
     #[test]
     fn a_hash_waits_for_memory_before_others() {
-        let budget = Budget::new(1000);
+        let budget = MemoryBudget::new(1000);
         let answers = budget.reserve_unchecked(700);
         let (shared, (reported, reports)) = (budget.clone(), mpsc::channel());
         budget.on_shortage(move || {
@@ -139,7 +140,7 @@ mod tests {
 
     #[test]
     fn a_hash_does_not_wait_for_ever() {
-        let budget = Budget::new(1000);
+        let budget = MemoryBudget::new(1000);
         let all = budget.reserve_unchecked(900);
         assert!(budget.reserve(400, Instant::now()).is_none());
         drop(all);
@@ -152,7 +153,7 @@ mod tests {
     /// is being made.
     #[test]
     fn a_reservation_that_fits_needs_no_turn() {
-        let budget = Budget::new(1000);
+        let budget = MemoryBudget::new(1000);
         let _turn = budget.state.waiting_lock.lock();
         let fitting = budget.reserve(600, Instant::now());
         assert_eq!((fitting.map(|held| held.reserved_bytes()), budget.held_bytes()), (Some(600), 0));
@@ -163,7 +164,7 @@ mod tests {
 
     #[test]
     fn many_threads_leave_nothing_behind() {
-        let budget = Budget::new(1 << 20);
+        let budget = MemoryBudget::new(1 << 20);
         thread::scope(|scope| {
             for thread in 0..4_usize {
                 let budget = &budget;

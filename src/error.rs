@@ -299,7 +299,7 @@ pub enum StartError {
     #[error("cannot migrate the database: {0}")]
     Migration(String),
     /// The database lacks these migrations, and `migrate` is off.
-    #[error("the database {}", describe_missing(.0))]
+    #[error("the database {}", describe_missing_migrations(.0))]
     NotMigrated(Vec<String>),
     /// The server cannot listen on its address.
     #[error("cannot listen on {0}: {1}; {remedy}", remedy = listen_remedy(.0, .1))]
@@ -310,7 +310,7 @@ pub enum StartError {
 }
 
 /// Returns the end of the sentence "the database …": which migrations it lacks, and the remedy.
-fn describe_missing(migrations: &[String]) -> String {
+fn describe_missing_migrations(migrations: &[String]) -> String {
     match migrations {
         [] => "has other migrations than this userd; `userd migrate` says which".to_owned(),
         _ => format!("lacks {}; `userd migrate` applies what is missing", migrations.join(", ")),

@@ -31,7 +31,7 @@ impl AccessRules {
         // Leaves out a setting `HOST` with a colon, because it is an IPv6 address or the path of a socket.
         let listening = (!config.host.contains(':')).then_some(&config.host);
         let named = config.allowed_hosts.iter().chain(listening).chain(&machine);
-        let hosts = named.map(|name| hosts::without_port(name).to_owned()).collect();
+        let hosts = named.map(|name| hosts::host_name(name).to_owned()).collect();
         AccessRules {
             token_digests: config.api_token.is_some().then(|| digest_tokens(config)),
             accepted_hosts: (!config.allowed_hosts.iter().any(|name| name == "*")).then_some(hosts),
@@ -98,7 +98,7 @@ impl AccessRules {
     /// lets the page read the answers. Only the `Host` tells that such a request comes from a foreign page.
     fn is_own_host(&self, authority: &str) -> bool {
         let Some(hosts) = &self.accepted_hosts else { return true };
-        let name = hosts::without_port(authority);
+        let name = hosts::host_name(authority);
         hosts::is_local_host(authority) || hosts.iter().any(|accepted| accepted.eq_ignore_ascii_case(name))
     }
 }

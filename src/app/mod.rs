@@ -94,7 +94,7 @@ impl App {
     pub fn handle(&self, request: &Request) -> Response {
         let cors = self.access.cors_for(request);
         let mut response = self.answer(self.judge(request, self.find_route(request, &cors), &cors, None));
-        cors.add_to(&mut response);
+        cors.add_fields_to(&mut response);
         response
     }
 
@@ -102,7 +102,7 @@ impl App {
     pub(crate) fn answer(&self, verdict: Verdict) -> Response {
         match verdict {
             Verdict::Execute(command) => outside_of_runtimes(|| self.operations.execute_to_end(command))
-                .unwrap_or_else(|error| error.into_response(None)),
+                .unwrap_or_else(|error| error.log_and_answer(None)),
             Verdict::Answer(answer) => answer,
         }
     }
@@ -135,7 +135,7 @@ impl App {
         const MAX_SMALL_BODY_BYTES: usize = 8 << 10;
         let _turn = (request.body.len() > MAX_SMALL_BODY_BYTES).then(|| self.large_body_lock.lock());
         let verdict = self.try_judge(request, route, cors, id);
-        verdict.unwrap_or_else(|error| Verdict::Answer(error.into_response(id)))
+        verdict.unwrap_or_else(|error| Verdict::Answer(error.log_and_answer(id)))
     }
 
     /// Makes `/readyz` answer 503 from now on, because the service is about to stop.

@@ -27,7 +27,7 @@ pub use peers::ClientName;
 pub use slots::{MAX_SURPLUS_CLIENTS, Slots};
 
 use crate::http::{Request, RequestId, Response};
-use crate::{budget::Budget, config::Limits, metrics::Metrics};
+use crate::{budget::MemoryBudget, config::Limits, metrics::Metrics};
 use event_loop::EventLoop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::{io, os::unix::net::UnixStream, sync::Arc, thread};
@@ -47,7 +47,7 @@ pub struct Frontend {
 /// Resources that a frontend shares with the rest of the process.
 pub struct SharedResources {
     /// Counts the bytes that are held for clients, against a limit.
-    pub budget: Budget,
+    pub budget: MemoryBudget,
     /// Answers `/livez` and `/readyz`, which need no worker.
     pub answer_without_worker: AnswerWithoutWorker,
     pub metrics: Arc<Metrics>,

@@ -7,7 +7,7 @@
 use super::claim::{ClaimedRequest, RequestHandle};
 use super::connection::{Connection, Delivery, STATE_LABELS};
 use super::warnings::BusyWarnings;
-use crate::budget::{Budget, Reservation};
+use crate::budget::{MemoryBudget, Reservation};
 use crate::{config::Limits, http::Response};
 use mio::Waker;
 use parking_lot::{Mutex, MutexGuard};
@@ -21,7 +21,7 @@ pub const MAX_SURPLUS_CLIENTS: usize = 256;
 /// The table of connections, with a slot for each client that may connect.
 pub struct Slots {
     entries: Box<[Mutex<SlotContents>]>,
-    pub(super) budget: Budget,
+    pub(super) budget: MemoryBudget,
     /// True if a worker waits for memory, which the event loop is to free by closing connections.
     pub(super) memory_shortage: AtomicBool,
     limits: Arc<Limits>,
@@ -126,7 +126,7 @@ impl Slots {
 
 impl Slots {
     /// Creates a table with a free slot for each connection that the limits allow, and for surplus clients.
-    pub(super) fn new(limits: Arc<Limits>, budget: Budget, waker: Waker) -> Slots {
+    pub(super) fn new(limits: Arc<Limits>, budget: MemoryBudget, waker: Waker) -> Slots {
         Slots {
             entries: (0..limits.max_connections + MAX_SURPLUS_CLIENTS).map(|_| Mutex::default()).collect(),
             budget,

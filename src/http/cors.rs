@@ -7,7 +7,7 @@ use super::{Method, Request, Response, is_token_byte};
 use std::sync::Arc;
 
 /// The header fields that a page of another origin may read, beside the few that browsers let every page read.
-const READABLE_FIELDS: &str = "ETag, Link, Location, Retry-After, X-Request-Id, Idempotency-Replayed";
+const EXPOSED_HEADERS: &str = "ETag, Link, Location, Retry-After, X-Request-Id, Idempotency-Replayed";
 /// The seconds for which a browser may reuse the answer to a preflight: the most that Chromium accepts.
 const PREFLIGHT_MAX_AGE_SECONDS: &str = "7200";
 /// The field of a preflight in which the browser lists the header fields that the page wants to send.
@@ -71,7 +71,7 @@ impl Cors {
     }
 
     /// Adds these CORS fields to an answer.
-    pub fn add_to(self, response: &mut Response) {
+    pub fn add_fields_to(self, response: &mut Response) {
         if self == Cors::Off {
             return;
         }
@@ -80,7 +80,7 @@ impl Cors {
         response.headers.push(("Vary", vary.into()));
         if let Cors::Allowed(origin) = self {
             response.headers.push(("Access-Control-Allow-Origin", origin.to_string().into()));
-            response.headers.push(("Access-Control-Expose-Headers", READABLE_FIELDS.into()));
+            response.headers.push(("Access-Control-Expose-Headers", EXPOSED_HEADERS.into()));
         }
     }
 }
@@ -106,7 +106,7 @@ mod tests {
         let cors = Cors::for_request(&entries(origins), lines);
         let mut response =
             cors.answer_preflight(&request, Response::no_content().with("Allow", "GET, OPTIONS"));
-        cors.add_to(&mut response);
+        cors.add_fields_to(&mut response);
         let fields = response.headers[1..].iter();
         fields.map(|(name, value)| format!("{name}: {value}")).collect::<Vec<_>>().join("; ")
     }
@@ -123,7 +123,7 @@ mod tests {
             assert_eq!(added("https://app.example", Method::Options, fields), "Vary: Origin", "{fields:?}");
         }
         let readable = |origin: &str| {
-            format!("Access-Control-Allow-Origin: {origin}; Access-Control-Expose-Headers: {READABLE_FIELDS}")
+            format!("Access-Control-Allow-Origin: {origin}; Access-Control-Expose-Headers: {EXPOSED_HEADERS}")
         };
         let found =
             added("https://app.example", Method::Get, &[("Host", "a"), ORIGIN, (REQUEST_HEADERS_FIELD, "a")]);

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 /// The last labels of host names that no stranger can register, beside `home.arpa`. The log line about hosts and
 /// docs/security.md have the same list: change all three.
-const RESERVED_LABELS: [&str; 5] = ["localhost", "local", "internal", "test", "svc"];
+const LOCAL_TOP_DOMAINS: [&str; 5] = ["localhost", "local", "internal", "test", "svc"];
 
 /// Returns whether no stranger can own the host of an `authority` (`host` or `host:port`): the host is an IP address, a
 /// name without a dot, or a name that ends in a reserved label. By DNS rebinding, a page of another site can reach this
@@ -14,7 +14,7 @@ pub fn is_local_host(authority: &str) -> bool {
         let address = rest.split_once(']').map(|(address, _)| address);
         return address.is_some_and(|address| address.parse::<Ipv6Addr>().is_ok());
     }
-    let name = without_port(authority);
+    let name = host_name(authority);
     let mut labels = name.rsplit('.');
     let (last, before) = (labels.next().unwrap_or_default(), labels.next());
     let is = |label: &str, reserved: &str| label.eq_ignore_ascii_case(reserved);
@@ -23,13 +23,13 @@ pub fn is_local_host(authority: &str) -> bool {
         None => !name.is_empty() && !name.contains('%'),
         Some(_) if last.bytes().all(|byte| byte.is_ascii_digit()) => name.parse::<Ipv4Addr>().is_ok(),
         Some(before) => {
-            RESERVED_LABELS.iter().any(|label| is(last, label)) || (is(last, "arpa") && is(before, "home"))
+            LOCAL_TOP_DOMAINS.iter().any(|label| is(last, label)) || (is(last, "arpa") && is(before, "home"))
         }
     }
 }
 
 /// Returns the host name of `host` or `host:port` without its final dot. Not for IPv6 addresses.
-pub fn without_port(authority: &str) -> &str {
+pub fn host_name(authority: &str) -> &str {
     let name = authority.split(':').next().unwrap_or_default();
     name.strip_suffix('.').unwrap_or(name)
 }

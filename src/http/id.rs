@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc};
 use uuid::Uuid;
 
 /// The most bytes of an id that is accepted from a client.
-const MAX_ID_BYTES: usize = 128;
+const MAX_REQUEST_ID_BYTES: usize = 128;
 
 /// The id of a request, which is in the answer and in every log line about the request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,7 +26,7 @@ impl RequestId {
     /// that it can neither end a log line nor look like another field of the line.
     pub fn from_client(value: &[u8]) -> Option<RequestId> {
         let allowed = |byte: &u8| byte.is_ascii_alphanumeric() || b"._~+/=:-".contains(byte);
-        if value.is_empty() || value.len() > MAX_ID_BYTES || !value.iter().all(allowed) {
+        if value.is_empty() || value.len() > MAX_REQUEST_ID_BYTES || !value.iter().all(allowed) {
             return None;
         }
         Some(RequestId::FromClient(str::from_utf8(value).ok()?.into()))

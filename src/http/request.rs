@@ -29,13 +29,13 @@ impl From<&str> for Method {
 }
 
 impl Method {
-    /// Returns the method's name for the log: `name` as the client sent it, or `OTHER` if no route has the method and
-    /// `name` is too long for a log line.
-    pub(crate) fn name_for_log(self, name: &str) -> Cow<'static, str> {
+    /// Returns the method's name for the log: `sent_name`, which the client sent, or `OTHER` if no route has the method and
+    /// `sent_name` is too long for a log line.
+    pub(crate) fn name_for_log(self, sent_name: &str) -> Cow<'static, str> {
         /// The most bytes of an unknown method's name in the log. Almost all registered methods are as short.
         const MAX_NAME_BYTES: usize = 16;
         match self {
-            Method::Other if name.len() <= MAX_NAME_BYTES => Cow::Owned(name.to_owned()),
+            Method::Other if sent_name.len() <= MAX_NAME_BYTES => Cow::Owned(sent_name.to_owned()),
             known => Cow::Borrowed(known.name()),
         }
     }

@@ -140,31 +140,31 @@ impl Error {
     }
 
     /// Logs the reason of a server error, which the answer does not tell: the SQL and the database's message, a panic,
-    /// a lock, a wait that took too long. The line has the id of the `request`, if there is one. Logs no client error,
+    /// a lock, a wait that took too long. The line has the `id` of the request, if there is one. Logs no client error,
     /// because the log line about the request has its status.
-    pub(crate) fn log(&self, request: Option<&RequestId>) {
+    pub(crate) fn log(&self, id: Option<&RequestId>) {
         use log::Level::{Error as Severe, Warn};
         match self {
             Error::Database { sql: "", message, .. } => {
-                log_line(Severe, request, format_args!("database error: {message}"));
+                log_line(Severe, id, format_args!("database error: {message}"));
             }
             Error::Database { sql, message, .. } => {
                 // Makes the SQL one line, and removes its comments.
                 let lines = sql.lines().map(|line| line.split("--").next().unwrap_or_default().trim());
                 let sql = lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
-                log_line(Severe, request, format_args!("database error: {message}; SQL: {sql}"));
+                log_line(Severe, id, format_args!("database error: {message}; SQL: {sql}"));
             }
             Error::LazyLoadingViolation(_) | Error::Internal(_) => {
-                log_line(Severe, request, format_args!("{self}"));
+                log_line(Severe, id, format_args!("{self}"));
             }
-            Error::Unavailable(_) | Error::Busy(_) => log_line(Warn, request, format_args!("{self}")),
+            Error::Unavailable(_) | Error::Busy(_) => log_line(Warn, id, format_args!("{self}")),
             _ => {}
         }
     }
 
     /// Logs the error as [`Error::log`] does, and returns the answer to it.
-    pub(crate) fn into_response(self, request: Option<&RequestId>) -> Response {
-        self.log(request);
+    pub(crate) fn log_and_answer(self, id: Option<&RequestId>) -> Response {
+        self.log(id);
         self.answer()
     }
 }

@@ -47,11 +47,11 @@ pub fn build_labels() -> [(&'static str, String); 3] {
 /// The metrics of one server.
 pub struct Metrics {
     /// The number of answered requests, by method, route and status.
-    requests: Mutex<BTreeMap<(&'static str, &'static str, u16), u64>>,
+    request_counts: Mutex<BTreeMap<(&'static str, &'static str, u16), u64>>,
     /// The durations of requests that have a route, by method and route.
     durations: Mutex<BTreeMap<(&'static str, &'static str), Histogram>>,
     /// The number of refused requests, by the label `reason`.
-    refusals: Mutex<BTreeMap<&'static str, u64>>,
+    refusal_counts: Mutex<BTreeMap<&'static str, u64>>,
     /// The sizes of the batches of each lane (queue of commands), with the label of the lane.
     batch_sizes: Vec<(&'static str, Mutex<Histogram>)>,
     /// The number of clients' connections that were accepted since the start.
@@ -69,13 +69,13 @@ pub type MetricsWriter = Box<dyn Fn(&mut MetricsText) + Send + Sync>;
 /// end of the bucket before it. A histogram with fewer buckets than [`DURATION_BUCKETS`] leaves the others at 0.
 #[derive(Default)]
 struct Histogram {
-    buckets: [u64; DURATION_BUCKETS.len() + 1],
+    bucket_counts: [u64; DURATION_BUCKETS.len() + 1],
     sum: f64,
 }
 
 impl Histogram {
-    fn add(&mut self, value: f64, ends: &[f64]) {
-        self.buckets[ends.iter().position(|end| value <= *end).unwrap_or(ends.len())] += 1;
+    fn add(&mut self, value: f64, bounds: &[f64]) {
+        self.bucket_counts[bounds.iter().position(|end| value <= *end).unwrap_or(bounds.len())] += 1;
         self.sum += value;
     }
 }
@@ -85,9 +85,9 @@ impl Metrics {
     pub fn new(lanes: &'static [&'static str]) -> Metrics {
         let labels = REFUSAL_LABELS.iter().map(|(_, label)| label).chain(BusyReason::VARIANTS);
         Metrics {
-            requests: Mutex::default(),
+            request_counts: Mutex::default(),
             durations: Mutex::default(),
-            refusals: Mutex::new(labels.map(|label| (*label, 0)).collect()),
+            refusal_counts: Mutex::new(labels.map(|label| (*label, 0)).collect()),
             batch_sizes: lanes.iter().map(|lane| (*lane, Mutex::default())).collect(),
             accepted_connections: AtomicU64::default(),
             lock_retries: AtomicU64::default(),
@@ -97,22 +97,22 @@ impl Metrics {
 
     /// Counts an answered request of a route. `duration` is the time from the request's arrival to its answer.
     pub fn count_request(&self, method: Method, route: &'static str, status: u16, duration: Duration) {
-        *self.requests.lock().entry((method.name(), route, status)).or_default() += 1;
+        *self.request_counts.lock().entry((method.name(), route, status)).or_default() += 1;
         let mut durations = self.durations.lock();
         durations.entry((method.name(), route)).or_default().add(duration.as_secs_f64(), &DURATION_BUCKETS);
     }
 
     /// Counts a request that the frontend refuses. The frontend does not know the request's route.
     pub fn count_refusal(&self, status: u16) {
-        *self.requests.lock().entry(("none", "none", status)).or_default() += 1;
+        *self.request_counts.lock().entry(("none", "none", status)).or_default() += 1;
         if let Some((_, label)) = REFUSAL_LABELS.iter().find(|(refused, _)| *refused == status) {
-            *self.refusals.lock().entry(label).or_default() += 1;
+            *self.refusal_counts.lock().entry(label).or_default() += 1;
         }
     }
 
     /// Counts the reason of an answer with status 503. Another call counts the answer itself, as every answer.
-    pub fn count_busy(&self, reason: BusyReason) {
-        *self.refusals.lock().entry(reason.into()).or_default() += 1;
+    pub fn count_busy_reason(&self, reason: BusyReason) {
+        *self.refusal_counts.lock().entry(reason.into()).or_default() += 1;
     }
 
     /// Counts an executed batch of a lane. `lane` is the lane's index, `commands` the size of the batch.
@@ -126,7 +126,7 @@ impl Metrics {
         text.add_family("userd_build_info", "gauge", help);
         text.add_value(&build_labels().each_ref().map(|(label, value)| (*label, &**value)), 1);
         text.add_family("userd_http_requests_total", "counter", "Answers, by method, route and status.");
-        for ((method, route, status), count) in self.requests.lock().iter() {
+        for ((method, route, status), count) in self.request_counts.lock().iter() {
             let labels = [("method", *method), ("route", route), ("status", &status.to_string())];
             text.add_value(&labels, count);
         }
@@ -136,7 +136,7 @@ impl Metrics {
             text.add_histogram(&[("method", method), ("route", route)], &DURATION_BUCKETS, durations);
         }
         text.add_family("userd_http_refusals_total", "counter", "Requests refused unqueued, by reason.");
-        for (label, count) in self.refusals.lock().iter() {
+        for (label, count) in self.refusal_counts.lock().iter() {
             text.add_value(&[("reason", label)], count);
         }
         let (help, count) = ("Connections of clients accepted.", self.accepted_connections.load(Relaxed));
@@ -170,7 +170,7 @@ mod tests {
         metrics.count_request(Method::Get, "/users/{id}", 999, time);
         metrics.count_request(Method::Other, "other", 501, time);
         metrics.count_refusal(400);
-        metrics.count_busy(BusyReason::NoMemory);
+        metrics.count_busy_reason(BusyReason::NoMemory);
         metrics.count_batch(0, 64);
         metrics.count_batch(0, 1);
         metrics.count_batch(1, 65);

@@ -28,8 +28,8 @@ pub fn write(text: &mut MetricsText) {
     }
     // Computes the start time only once: it is the difference of two clocks that differ in their rates, and would
     // change from scrape to scrape.
-    static START_TIME: OnceLock<Option<f64>> = OnceLock::new();
-    if let Some(started) = START_TIME.get_or_init(compute_start_time) {
+    static START_TIME_SECONDS: OnceLock<Option<f64>> = OnceLock::new();
+    if let Some(started) = START_TIME_SECONDS.get_or_init(compute_start_time_seconds) {
         let help = "When the process started, in seconds since 1970.";
         text.add_gauge("process_start_time_seconds", help, format_args!("{started:.2}"));
     }
@@ -37,7 +37,7 @@ pub fn write(text: &mut MetricsText) {
 
 /// Computes when the process started, in seconds since 1970. Reads the time since the machine's start from a clock,
 /// because /proc/stat, which has that start, may be hidden from a service.
-fn compute_start_time() -> Option<f64> {
+fn compute_start_time_seconds() -> Option<f64> {
     let up = Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?).as_secs_f64();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs_f64();
     let stat = fs::read_to_string("/proc/self/stat").ok()?;

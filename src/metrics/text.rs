@@ -13,7 +13,7 @@ pub struct MetricsText {
 
 impl MetricsText {
     /// Begins a family of metrics, to which the values that are added next belong. `kind` is `counter` (a number that
-    /// only grows until the process ends), `gauge` or `histogram`; `help` is one line.
+    /// only grows until the process bounds), `gauge` or `histogram`; `help` is one line.
     pub fn add_family(&mut self, name: &'static str, kind: &str, help: &str) {
         self.text += &format!("# HELP {name} {help}\n# TYPE {name} {kind}\n");
         self.current_family = name;
@@ -36,12 +36,12 @@ impl MetricsText {
         self.add_value(&[], value);
     }
 
-    /// Adds the values of a histogram. `ends` are the upper ends of its buckets, except of the last, which has none.
-    pub(super) fn add_histogram(&mut self, labels: &[(&str, &str)], ends: &[f64], histogram: &Histogram) {
+    /// Adds the values of a histogram. `bounds` are the upper bounds of its buckets, except of the last, which has none.
+    pub(super) fn add_histogram(&mut self, labels: &[(&str, &str)], bounds: &[f64], histogram: &Histogram) {
         let mut count = 0;
-        for (at, values) in histogram.buckets[..=ends.len()].iter().enumerate() {
+        for (at, values) in histogram.bucket_counts[..=bounds.len()].iter().enumerate() {
             count += values;
-            let end = ends.get(at).map_or_else(|| "+Inf".to_owned(), f64::to_string);
+            let end = bounds.get(at).map_or_else(|| "+Inf".to_owned(), f64::to_string);
             self.add_sample("_bucket", &[labels, &[("le", &end)]].concat(), count);
         }
         self.add_sample("_sum", labels, histogram.sum);

@@ -24,7 +24,7 @@ pub use find::Find;
 pub use list::List;
 pub use update::Update;
 
-use crate::budget::Budget;
+use crate::budget::MemoryBudget;
 use crate::config::Config;
 use crate::db::{Failure, Pool, is_caused_by_rows, is_caused_by_value, rows};
 use crate::error::Error;
@@ -54,7 +54,7 @@ pub struct Operations {
     pub(crate) throttle: Arc<Throttle>,
     hasher: Hasher,
     /// Counts and limits the memory that is held for clients. Hashing a password waits for memory of this budget.
-    pub(crate) budget: Budget,
+    pub(crate) budget: MemoryBudget,
     request_timeout: Duration,
 }
 
@@ -199,7 +199,7 @@ impl Operations {
             max_per_page: config.max_per_page,
             throttle: Throttle::new(config.auth_attempts),
             hasher: Hasher::new(config.password_hashing.params()),
-            budget: Budget::new(config.limits.memory_budget),
+            budget: MemoryBudget::new(config.limits.memory_budget),
             request_timeout: config.limits.request_timeout,
         }
     }

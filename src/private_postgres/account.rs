@@ -15,7 +15,7 @@ use std::{env, io, panic, path::Path, ptr, thread};
 
 /// The variables of userd's environment that PostgreSQL gets. PG* and LC_* would change its settings, and further
 /// variables can be secrets.
-const PASSED_VARIABLES: [&str; 6] = ["PATH", "TZ", "TZDIR", "LD_LIBRARY_PATH", "LOCPATH", "LOCALE_ARCHIVE"];
+const INHERITED_ENV: [&str; 6] = ["PATH", "TZ", "TZDIR", "LD_LIBRARY_PATH", "LOCPATH", "LOCALE_ARCHIVE"];
 
 /// The user that PostgreSQL runs as: this process's own user, unless it is root.
 #[derive(Clone, Copy, Debug)]
@@ -99,11 +99,11 @@ impl Account {
         done.unwrap_or_else(|panicked| panic::resume_unwind(panicked))
     }
 
-    /// Returns a command that runs a program as this account, with only the [`PASSED_VARIABLES`] of userd's
+    /// Returns a command that runs a program as this account, with only the [`INHERITED_ENV`] of userd's
     /// environment.
     pub(super) fn command(&self, program: impl AsRef<Path>) -> Command {
         let mut command = Command::new(program.as_ref());
-        command.env_clear().envs(PASSED_VARIABLES.iter().filter_map(|name| Some((name, env::var_os(name)?))));
+        command.env_clear().envs(INHERITED_ENV.iter().filter_map(|name| Some((name, env::var_os(name)?))));
         if let Some((uid, gid)) = self.ids_if_root() {
             command.uid(uid).gid(gid);
         }

@@ -58,7 +58,7 @@ impl ClusterDir {
     }
 
     /// Opens the server's log to append to.
-    pub fn open_log(&self) -> Result<File> {
+    pub fn open_server_log(&self) -> Result<File> {
         let path = self.path.join("postgres.log");
         self.account.open_for_append(&path).map_err(self.account.cannot("open", &path))
     }
@@ -130,11 +130,11 @@ pub(super) fn make_or_check_dir(dir: &Path, account: Account) -> Result<PathBuf>
         Some((uid, gid)) => {
             check_only_root_can_replace(dir)?;
             create()?;
-            check_entries(dir, &account)?;
+            check_no_foreign_files(dir, &account)?;
             if dir.join("pgdata").exists() {
                 account.check_owner(dir)?;
             }
-            // Ignores an error, because `check_and_restrict` reports a directory that is not the account's.
+            // Ignores an error, because `check_and_restrict_dir` reports a directory that is not the account's.
             let _ = lchown(dir, Some(uid), Some(gid));
         }
         None => by_account?,
@@ -142,7 +142,7 @@ pub(super) fn make_or_check_dir(dir: &Path, account: Account) -> Result<PathBuf>
     account.with_rights(|| {
         // Syncs the parent, so that a new directory outlasts a power failure.
         let _ = File::open(parent).and_then(|parent| parent.sync_all());
-        check_and_restrict(fs::canonicalize(dir).map_err(ClusterError::cannot("read", dir))?, &account)
+        check_and_restrict_dir(fs::canonicalize(dir).map_err(ClusterError::cannot("read", dir))?, &account)
     })
 }
 
@@ -164,11 +164,11 @@ fn check_only_root_can_replace(dir: &Path) -> Result<()> {
 }
 
 /// Checks the directory, and sets its mode to 0700, so that no other account can enter it. Returns the directory.
-fn check_and_restrict(dir: PathBuf, account: &Account) -> Result<PathBuf> {
+fn check_and_restrict_dir(dir: PathBuf, account: &Account) -> Result<PathBuf> {
     if !can_have_socket(&dir) {
         return Err(bad_dir(&dir, "is too long for a socket, has a comma or a line break, or is not UTF-8"));
     }
-    check_entries(&dir, account)?;
+    check_no_foreign_files(&dir, account)?;
     account.restrict_to_owner(&dir)?;
     check_no_foreign_links(&dir, account)?;
     Ok(dir)
@@ -186,12 +186,12 @@ fn check_no_foreign_links(dir: &Path, account: &Account) -> Result<()> {
 
 /// Checks that a directory has a cluster, or at most files that a failed start has left: userd must not use a directory
 /// with files of other programs.
-fn check_entries(dir: &Path, account: &Account) -> Result<()> {
+fn check_no_foreign_files(dir: &Path, account: &Account) -> Result<()> {
     /// The beginnings of the names that a directory may have before it has a cluster.
-    const ALLOWED_PREFIXES: [&str; 5] = ["pgdata", "postgres.log", "lock", ".s.PGSQL.", "lost+found"];
+    const ALLOWED_NAME_PREFIXES: [&str; 5] = ["pgdata", "postgres.log", "lock", ".s.PGSQL.", "lost+found"];
     let entries = fs::read_dir(dir).map_err(account.cannot("read", dir))?;
     let mut names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
-    let is_foreign = |name: &String| !ALLOWED_PREFIXES.iter().any(|allowed| name.starts_with(allowed));
+    let is_foreign = |name: &String| !ALLOWED_NAME_PREFIXES.iter().any(|allowed| name.starts_with(allowed));
     match names.find(is_foreign).filter(|_| !dir.join("pgdata").exists()) {
         Some(name) => {
             Err(bad_dir(dir, &format!("is neither empty nor a cluster of userd's (it has {name:?})")))

@@ -22,8 +22,8 @@ pub(super) fn make_cluster(directory: &ClusterDir, programs: &Path, options: &[&
     initdb.args(["-D", "pgdata.new", "-U", "postgres", "--auth=trust", "-E", "UTF8", "--locale=C.UTF-8"]);
     let output = initdb.args(options).output().map_err(ClusterError::cannot("run", &program))?;
     if !output.status.success() {
-        let what = format!("initdb failed ({})", output.status);
-        return Err(ClusterError::with_output(&what, &output.stderr));
+        let problem = format!("initdb failed ({})", output.status);
+        return Err(ClusterError::with_output(&problem, &output.stderr));
     }
     let finish = || -> io::Result<()> {
         let mut file = OpenOptions::new().append(true).open(new.join("postgresql.conf"))?;

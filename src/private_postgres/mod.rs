@@ -27,9 +27,9 @@ pub use shared::SharedServer;
 pub use user::SystemUser;
 
 /// How long a [`Wait`] sleeps before its caller looks again whether the wait is over.
-const POLL_INTERVAL: Duration = Duration::from_millis(5);
+const WAIT_POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// How long a [`Wait`] lasts before userd's log gets a first line about it, and then until each further line.
-const LOG_INTERVAL: Duration = Duration::from_secs(10);
+const WAIT_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The number in the name of the socket. The server listens on no TCP port.
 const PORT: u16 = 5432;
@@ -44,7 +44,7 @@ type Result<T> = result::Result<T, ClusterError>;
 
 /// A function that returns false to cancel the start of a server. The start calls the function every few milliseconds
 /// while it waits, with the server's process id once there is one.
-pub type ShouldGoOn = fn(Option<u32>) -> bool;
+pub type ShouldGoOn = fn(server_pid: Option<u32>) -> bool;
 
 /// A wait for PostgreSQL or for another process, without a bound: if userd gave up during a recovery or a checkpoint,
 /// PostgreSQL would have to begin that work anew at the next start.
@@ -65,8 +65,8 @@ impl Wait {
         if !go_on(pid) {
             return Err(ClusterError::new("interrupted"));
         }
-        thread::sleep(POLL_INTERVAL);
-        if self.began_at.elapsed() >= LOG_INTERVAL * (self.logged_lines + 1) {
+        thread::sleep(WAIT_POLL_INTERVAL);
+        if self.began_at.elapsed() >= WAIT_LOG_INTERVAL * (self.logged_lines + 1) {
             log::info!("waiting for {} s: {}", self.began_at.elapsed().as_secs(), reason());
             self.logged_lines += 1;
         }
@@ -81,13 +81,13 @@ impl ClusterError {
 
     /// Returns an error that quotes four lines of a program's output: the last four, or, if an earlier line has FATAL
     /// or PANIC, four from that line on.
-    fn with_output(what: &str, output: &[u8]) -> ClusterError {
+    fn with_output(problem: &str, output: &[u8]) -> ClusterError {
         let output = String::from_utf8_lossy(output);
         let lines: Vec<&str> = output.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
         let fails = |line: &&str| line.contains(" FATAL: ") || line.contains(" PANIC: ");
         let first = lines.iter().position(fails).unwrap_or(usize::MAX).min(lines.len().saturating_sub(4));
         let shown = lines[first..].iter().take(4).copied().collect::<Vec<_>>().join("; ");
-        ClusterError::new(format!("{what}: {}", if shown.is_empty() { "it said nothing" } else { &shown }))
+        ClusterError::new(format!("{problem}: {}", if shown.is_empty() { "it said nothing" } else { &shown }))
     }
 
     /// Returns a function for `map_err` that makes the error "cannot `doing` `path`: reason".

@@ -17,7 +17,7 @@ const MIN_VERSION: u32 = 13;
 pub(super) fn find(wanted_major: Option<u32>, account: &Account) -> Result<(PathBuf, u32)> {
     let mut problem = None;
     for dir in candidate_dirs()? {
-        let error = match major_version(&dir, account) {
+        let error = match read_programs_version(&dir, account) {
             Ok(major) if wanted_major.is_none_or(|wanted| wanted == major) => return Ok((dir, major)),
             Ok(major) => ClusterError::new(format!(
                 "the cluster needs PostgreSQL {wanted}, and PostgreSQL {major} is installed: \
@@ -63,7 +63,7 @@ fn debian_dirs(parent: &Path) -> impl Iterator<Item = PathBuf> {
 
 /// Returns the major version of the programs in `dir`: 15 if `postgres --version` prints `postgres (PostgreSQL) 15.18
 /// (Debian …)`. Runs `postgres` as the account, because the account has to be able to run the server later.
-fn major_version(dir: &Path, account: &Account) -> Result<u32> {
+fn read_programs_version(dir: &Path, account: &Account) -> Result<u32> {
     let postgres = dir.join("postgres");
     account.check_may_enter(dir)?;
     let fails = |why: &str| ClusterError::new(format!("{} does not start{why}", postgres.display()));

@@ -39,9 +39,9 @@ impl ServerProcess {
     /// After an error no server is running.
     pub fn start(dir: &ClusterDir, programs: &Path, max_connections: u32, settings: &[&str]) -> Result<Self> {
         let (program, pgdata) = (programs.join("postgres"), dir.pgdata());
-        let mut log = dir.open_log()?;
+        let mut log = dir.open_server_log()?;
         log.seek(SeekFrom::End(0)).map_err(ClusterError::cannot("log in", &dir.path))?;
-        let mut command = dir.command(&program, dir.open_log()?);
+        let mut command = dir.command(&program, dir.open_server_log()?);
         command.arg("-D").arg(&pgdata).args([format!("--port={PORT}"), format!("-N{max_connections}")]);
         command.args(SERVER_SETTINGS.iter().chain(settings).map(|setting| format!("--{setting}")));
         let mut server =

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 /// Version of the files in the server's directory. The directory's name has this number, so that a userd which expects
 /// other files starts a server of its own.
-const LAYOUT_VERSION: u32 = 6;
+const DIR_LAYOUT_VERSION: u32 = 6;
 
 /// The fewest free bytes of a file system that is chosen for the server: a cluster takes 60 MB, a database some 8 MB,
 /// and there is the write-ahead log. Only the last candidate may have less.
@@ -52,7 +52,7 @@ pub struct SharedServer {
     /// Session of a superuser in the database `postgres`.
     pub session: Client,
     /// The file `users`, on which this process has a shared lock. The server runs as long as a process has such a lock.
-    _users_file: File,
+    _use_lock: File,
 }
 
 impl SharedServer {
@@ -74,24 +74,24 @@ impl SharedServer {
         let server =
             fs::metadata(programs.join("postgres")).map_err(ClusterError::cannot("read", &programs))?;
         let name =
-            format!("{}-{}-{LAYOUT_VERSION}-{major}-{:x}", Uid::effective(), account.uid, server.ino());
+            format!("{}-{}-{DIR_LAYOUT_VERSION}-{major}-{:x}", Uid::effective(), account.uid, server.ino());
         let dirs = dir_prefixes.iter().map(|prefix| PathBuf::from(format!("{}-{name}", prefix.display())));
         let dirs: Vec<PathBuf> = dirs.filter(|dir| directory::can_have_socket(dir)).collect();
         let mut wait = Wait::begin();
         loop {
             let join = |dir: &PathBuf| Some((dir.clone(), join_running_server(dir, &account)?));
-            if let Some((socket_dir, (session, _users_file))) = dirs.iter().find_map(join) {
+            if let Some((socket_dir, (session, _use_lock))) = dirs.iter().find_map(join) {
                 if let Some(directory) = ClusterDir::lock(&socket_dir, account, |_| true)? {
                     // The directory was not locked, so the shell that has to remove the server was killed. Starts
                     // another shell.
-                    start_remover(&directory)?;
+                    start_removal_shell(&directory)?;
                 }
-                return Ok(SharedServer { socket_dir, programs_dir: programs, session, _users_file });
+                return Ok(SharedServer { socket_dir, programs_dir: programs, session, _use_lock });
             }
             let dir = make_first_usable_dir(&dirs, &account)?;
             let locked = ClusterDir::lock(&dir, account, |_| true)?;
             if let Some(directory) = locked.filter(ClusterDir::is_at_its_path) {
-                let remover_input = start_remover(&directory)?;
+                let remover_input = start_removal_shell(&directory)?;
                 // If there is a cluster although no server runs, the server was killed. The new shell removes the
                 // cluster, and a later turn of this loop makes a new one.
                 if !directory.pgdata().exists() {
@@ -113,7 +113,7 @@ impl SharedServer {
 /// Starts a shell that stops the server and removes the directory once no process uses the server. The shell first
 /// waits until the returned pipe is closed, by this process or by its death. The shell has the directory's lock until
 /// it ends, so that no other process starts a server there.
-fn start_remover(directory: &ClusterDir) -> Result<Option<ChildStdin>> {
+fn start_removal_shell(directory: &ClusterDir) -> Result<Option<ChildStdin>> {
     let script = format!("{SHELL_FUNCTIONS}\nread -r end\nkeep \"$1\"");
     let lock = directory.lock_file.try_clone().map_err(ClusterError::cannot("lock", &directory.path))?;
     let mut shell = directory.command(Path::new("/bin/sh"), lock);

@@ -22,11 +22,11 @@ impl SystemUser {
 
     fn find(is_wanted: impl Fn(&SystemUser) -> bool) -> Option<SystemUser> {
         let file = fs::read("/etc/passwd").unwrap_or_default();
-        String::from_utf8_lossy(&file).lines().filter_map(SystemUser::parse_line).find(is_wanted)
+        String::from_utf8_lossy(&file).lines().filter_map(SystemUser::parse_passwd_line).find(is_wanted)
     }
 
     /// Parses a line of `/etc/passwd`. Returns `None` for a line without a user id and a group id, as a comment.
-    fn parse_line(line: &str) -> Option<SystemUser> {
+    fn parse_passwd_line(line: &str) -> Option<SystemUser> {
         let mut fields = line.split(':');
         let name = fields.next()?.to_owned();
         Some(SystemUser { name, uid: fields.nth(1)?.parse().ok()?, gid: fields.next()?.parse().ok()? })
@@ -46,7 +46,7 @@ mod tests {
         assert!(
             ["", "+::::::", "# a comment", "a:x:one:2"]
                 .into_iter()
-                .all(|line| SystemUser::parse_line(line).is_none())
+                .all(|line| SystemUser::parse_passwd_line(line).is_none())
         );
     }
 }

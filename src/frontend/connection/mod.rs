@@ -10,7 +10,7 @@ mod writing;
 use super::claim::{ClaimedRequest, RequestHandle};
 use super::http1::{FramedRequest, Progress, framing::Framing, head::AnswerInfo};
 use super::{SharedResources, peers::Peer, warnings::BusyWarnings};
-use crate::budget::{Budget, Reservation};
+use crate::budget::{MemoryBudget, Reservation};
 use crate::config::Limits;
 use crate::error::{BusyReason, Error};
 use crate::http::{Persistence, RequestId};
@@ -130,7 +130,7 @@ impl Connection {
 
     /// Hands the complete request over to a worker, with the memory that is counted for it. Returns `None` if there is
     /// no complete request, or if a worker has claimed it already.
-    pub fn claim(&mut self, slot: u32, limits: &Limits, budget: &Budget) -> Option<ClaimedRequest> {
+    pub fn claim(&mut self, slot: u32, limits: &Limits, budget: &MemoryBudget) -> Option<ClaimedRequest> {
         let State::Working { since, stage, id, for_answer, input, .. } = &mut self.state else { return None };
         let unclaimed = matches!(stage, WorkStage::Unclaimed(_)).then_some(stage)?;
         let WorkStage::Unclaimed(request) = mem::replace(unclaimed, WorkStage::Claimed) else { return None };

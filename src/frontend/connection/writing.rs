@@ -70,11 +70,11 @@ impl Connection {
         };
         let (id, client) = (id.unwrap_or_else(RequestId::new), self.peer.client_of_request(client).address);
         let mut response = error.answer();
-        cors.add_to(&mut response);
+        cors.add_fields_to(&mut response);
         match error {
             Error::Busy(why) => {
                 context.warnings.warn_of_refusal(*why, client, &id);
-                context.resources.metrics.count_busy(*why);
+                context.resources.metrics.count_busy_reason(*why);
             }
             error => log::info!(
                 status = response.status, client:% = ClientName(client), request_id:% = id;
@@ -108,7 +108,7 @@ impl Connection {
         };
         // Increases the number of the current request, so that a later answer to this request is dropped.
         self.request_number += 1;
-        for_answer.cors.add_to(&mut response);
+        for_answer.cors.add_fields_to(&mut response);
         let persistence = if is_stopping { Persistence::Close } else { persistence };
         let closes = persistence == Persistence::Close || cut_after.is_some();
         self.may_have_input |= closes && !input.is_empty();

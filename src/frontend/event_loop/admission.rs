@@ -195,7 +195,7 @@ impl EventLoop {
 mod tests {
     use super::*;
     use crate::frontend::{Listener, SharedResources};
-    use crate::{budget::Budget, config::Limits, http::Response, metrics::Metrics};
+    use crate::{budget::MemoryBudget, config::Limits, http::Response, metrics::Metrics};
     use std::io::{Read, Write};
     use std::{net::TcpStream, os::unix::net::UnixStream, sync::Arc};
 
@@ -208,7 +208,7 @@ mod tests {
             let listener = Listener::bind("127.0.0.1", 0).unwrap();
             listener.listen().unwrap();
             let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            let budget = Budget::new(128 << 10);
+            let budget = MemoryBudget::new(128 << 10);
             let resources = SharedResources {
                 budget: budget.clone(),
                 answer_without_worker: Box::new(|_, _| None),

@@ -6,7 +6,7 @@
 
 use crate::frontend::{ClaimedRequest, Frontend, Listener, SharedResources, Slots};
 use crate::http::{Request, RequestId, Response};
-use crate::{budget::Budget, config::Limits, metrics::Metrics};
+use crate::{budget::MemoryBudget, config::Limits, metrics::Metrics};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use socket2::{Domain, Socket, Type};
@@ -33,7 +33,7 @@ pub struct Harness {
     pub frontend: Option<Frontend>,
     pub slots: Arc<Slots>,
     pub gate: Arc<Gate>,
-    pub budget: Budget,
+    pub budget: MemoryBudget,
     /// Locked by a test that lets no worker claim a request.
     pub claims: Arc<Mutex<()>>,
     tiny: Option<Arc<tiny_http::Server>>,
@@ -82,7 +82,7 @@ impl Harness {
         let address = listener.local_addr();
         let name = listener.to_string();
         let broken = Arc::clone(&gate);
-        let budget = Budget::new(limits.memory_budget);
+        let budget = MemoryBudget::new(limits.memory_budget);
         let (frontend, slots) = Frontend::start(
             listener,
             limits.clone(),

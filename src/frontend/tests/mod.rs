@@ -6,7 +6,7 @@ mod memory;
 mod private_stream;
 
 use crate::frontend::{Frontend, Listener, SharedResources, listener::tests::failure};
-use crate::{budget::Budget, config::Limits, metrics::Metrics};
+use crate::{budget::MemoryBudget, config::Limits, metrics::Metrics};
 use harness::*;
 use socket2::SockRef;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -696,7 +696,7 @@ fn a_broken_private_stream_is_reported_and_ends_the_frontend() {
         listener,
         Limits::default(),
         SharedResources {
-            budget: Budget::new(1 << 20),
+            budget: MemoryBudget::new(1 << 20),
             answer_without_worker: Box::new(|_, _| None),
             metrics: Arc::new(Metrics::new(&[])),
         },

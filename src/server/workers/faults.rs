@@ -59,7 +59,7 @@ pub fn inject(dispatcher: Arc<Dispatcher>, fault: Fault, mut pending: PendingReq
         let id = Some(&pending.claimed.id);
         let response = match fault {
             Fault::Refused => Response::no_content(),
-            Fault::Unavailable => Error::Unavailable("it fails on command".into()).into_response(id),
+            Fault::Unavailable => Error::Unavailable("it fails on command".into()).log_and_answer(id),
             _ => catch_panic(id, || dispatcher.app.answer(verdict)).unwrap_or_else(|response| response),
         };
         if let Fault::Slow(delay) = fault {

@@ -142,11 +142,11 @@ impl Dispatcher {
         let ClaimedRequest { id, request, .. } = &pending.claimed;
         let response = match error {
             Error::Busy(why) => {
-                self.app.metrics.count_busy(why);
+                self.app.metrics.count_busy_reason(why);
                 self.slots.warnings.warn_of_refusal(why, request.peer, id);
                 error.answer()
             }
-            error => catch_panic(Some(id), || error.into_response(Some(id))).unwrap_or_else(identity),
+            error => catch_panic(Some(id), || error.log_and_answer(Some(id))).unwrap_or_else(identity),
         };
         self.send_answer(pending, response, Duration::ZERO);
     }
