@@ -33,19 +33,19 @@ impl AccessRules {
         let named = config.allowed_hosts.iter().chain(listening).chain(&machine);
         let hosts = named.map(|name| hosts::host_name(name).to_owned()).collect();
         AccessRules {
-            token_digests: config.api_token.is_some().then(|| digest_tokens(config)),
+            token_digests: config.api_token.is_some().then(|| make_token_digests(config)),
             accepted_hosts: (!config.allowed_hosts.iter().any(|name| name == "*")).then_some(hosts),
             allowed_origins: config.limits.allowed_origins.clone(),
         }
     }
 
     /// Admits a request to a route, or fails with [`Error::CrossOrigin`], [`Error::Unauthorized`], [`Error::Forbidden`]
-    /// or [`Error::HostNotAllowed`]. `required`: the rights that the route requires. `token_rights`: the
+    /// or [`Error::HostNotAllowed`]. `required_rights`: the rights that the route requires. `token_rights`: the
     /// rights that the token of the request gives.
     pub fn admit(
         &self,
         request: &Request,
-        required: Rights,
+        required_rights: Rights,
         cors: &Cors,
         token_rights: Option<Rights>,
     ) -> Result<(), Error> {
@@ -61,7 +61,7 @@ impl AccessRules {
             Some(_) => match token_rights {
                 None => Err(Error::Unauthorized),
                 Some(Rights::Full) => Ok(()),
-                Some(own) if own == required || required == Rights::AnyToken => Ok(()),
+                Some(own) if own == required_rights || required_rights == Rights::AnyToken => Ok(()),
                 Some(_) => Err(Error::Forbidden),
             },
             None => match request.header("host") {
@@ -104,7 +104,7 @@ impl AccessRules {
 }
 
 /// Returns the digests of all tokens in the settings, each with the rights that its token gives.
-fn digest_tokens(config: &Config) -> Vec<([u8; 32], Rights)> {
+fn make_token_digests(config: &Config) -> Vec<([u8; 32], Rights)> {
     let settings = [
         (&config.api_token, Rights::Full),
         (&config.api_token_read, Rights::Read),

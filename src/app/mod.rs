@@ -64,8 +64,9 @@ impl App {
         App::open_for_server(config, false)
     }
 
-    /// Opens the service for a server, as [`App::open`] does. `is_local`: the server listens on the loopback alone.
-    pub(crate) fn open_for_server(config: &Config, is_local: bool) -> Result<App, StartError> {
+    /// Opens the service for a server, as [`App::open`] does. `is_loopback_only`: the server listens on
+    /// the loopback alone.
+    pub(crate) fn open_for_server(config: &Config, is_loopback_only: bool) -> Result<App, StartError> {
         outside_of_runtimes(|| {
             let hosts = DbHosts::new(config)?;
             let migrations = Migrations::load(config.migrations_dir.as_deref())?;
@@ -75,7 +76,7 @@ impl App {
             Ok(App {
                 operations: Operations::new(Pool::new(hosts, config), config),
                 access: AccessRules::new(config),
-                has_ui: config.serves_ui(is_local),
+                has_ui: config.serves_ui(is_loopback_only),
                 prober,
                 openapi_answer: OnceLock::new(),
                 is_stopping: AtomicBool::default(),

@@ -112,7 +112,7 @@ const UI_PAGE: &str = include_str!("../../web/ui.html");
 /// service, and images inside the page: an empty image keeps browsers from requesting an icon. It forbids scripts to
 /// turn text into HTML.
 static CONTENT_SECURITY_POLICY: LazyLock<String> = LazyLock::new(|| {
-    let [script, style] = ["script", "style"].map(digest_element);
+    let [script, style] = ["script", "style"].map(hash_page_element);
     format!(
         "default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; connect-src 'self'; \
          img-src data:; form-action 'none'; frame-ancestors 'none'; base-uri 'none'; require-trusted-types-for 'script'; \
@@ -137,7 +137,7 @@ pub fn answer_ui(app: &App) -> Response {
 
 /// Returns the SHA-256 of the text in the page's only element `<name>`, in Base64, as the Content-Security-Policy has
 /// it.
-fn digest_element(name: &str) -> String {
+fn hash_page_element(name: &str) -> String {
     let (_, rest) = UI_PAGE.split_once(&format!("<{name}>")).expect("the page has it");
     let (text, _) = rest.split_once(&format!("</{name}>")).expect("it ends");
     Base64::encode_string(&Sha256::digest(text))

@@ -20,7 +20,7 @@ use std::{collections::HashSet, os::fd::OwnedFd};
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 /// The bytes of the memory budget that rows and short answers need beside a page and a hash.
-const SHORT_ANSWERS_BYTES: usize = 512 << 10;
+const BUDGET_BYTES_FOR_SHORT_ANSWERS: usize = 512 << 10;
 
 /// The largest value of the limit `max_header_fields`: the parser of requests has an array of this length.
 pub(crate) const MAX_HEADER_FIELDS: usize = 128;
@@ -262,14 +262,14 @@ impl PasswordHashing {
 
 impl Config {
     /// Returns the default settings of the command `userd`, which listens on port 3000.
-    fn command_defaults() -> Config {
+    fn cli_defaults() -> Config {
         Config { port: 3000, ..Config::default() }
     }
 
-    /// Returns true if a server with these settings has the page for the browser. `is_local`: the server listens on the
-    /// loopback alone.
-    pub(crate) fn serves_ui(&self, is_local: bool) -> bool {
-        self.ui == Ui::On || self.ui == Ui::Auto && is_local && self.limits.trusted_proxies.is_empty()
+    /// Returns true if a server with these settings has the page for the browser. `is_loopback_only`: the server
+    /// listens on the loopback alone.
+    pub(crate) fn serves_ui(&self, is_loopback_only: bool) -> bool {
+        self.ui == Ui::On || self.ui == Ui::Auto && is_loopback_only && self.limits.trusted_proxies.is_empty()
     }
 
     /// Validates the settings. The error names the environment variable of the first wrong setting.
@@ -313,7 +313,7 @@ impl Config {
         let hash = (self.password_hashing.params().m_cost() as usize) << 10;
         let work = page(user::MAX_USER_BYTES.next_multiple_of(1 << 10))
             .max(page(user::USUAL_USER_BYTES).saturating_add(hash))
-            .saturating_add(SHORT_ANSWERS_BYTES);
+            .saturating_add(BUDGET_BYTES_FOR_SHORT_ANSWERS);
         // Doubles this memory, because the rows of a page are in memory together with the text that is made of them.
         let min = input.saturating_add(work.saturating_mul(2));
         if self.limits.memory_budget >= min {

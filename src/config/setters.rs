@@ -65,11 +65,11 @@ pub(super) fn set_word<T: FromStr + Display>(field: &mut T, text: Option<&str>, 
     set_and_show(field, text, parse, T::to_string)
 }
 
-/// Turns a switch on if `text` is the text in `on`, and off if `text` is any other text. Without a text, the switch
-/// stays. Returns an empty text if the switch is off.
-pub(super) fn set_switch(field: &mut bool, text: Option<&str>, on: &str) -> ShownValue {
-    *field = text.map_or(*field, |text| text == on);
-    Ok(Some(if *field { on.to_owned() } else { String::new() }))
+/// Turns a switch on if `text` is `on_text`, and off if `text` is any other text. Without a text, the switch stays.
+/// Returns an empty text if the switch is off.
+pub(super) fn set_switch(field: &mut bool, text: Option<&str>, on_text: &str) -> ShownValue {
+    *field = text.map_or(*field, |text| text == on_text);
+    Ok(Some(if *field { on_text.to_owned() } else { String::new() }))
 }
 
 /// Sets a field to `text`, if there is one. Removes a line end, because the text of a file ends with one.

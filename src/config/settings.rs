@@ -1,5 +1,5 @@
 //! The table of settings: the environment variable of each, its field, its bounds and its help. Their defaults are in
-//! [`Config`] and `Config::command_defaults`.
+//! [`Config`] and `Config::cli_defaults`.
 //!
 //! To add a setting, write a field of [`Config`] with its default, a row of the table [`SETTINGS`], and a row in
 //! docs/configuration.md. The row of [`SETTINGS`] parses and validates the variable, and `userd --help` prints it.
@@ -150,7 +150,7 @@ fn skip_field(_: &mut Config, text: Option<&str>) -> ShownValue {
 impl Setting {
     /// Returns the default of the setting, as a text that the variable could have. `None` if it has no default.
     pub fn default(&self) -> Option<String> {
-        let shown = (self.set)(&mut Config::command_defaults(), None).ok()??;
+        let shown = (self.set)(&mut Config::cli_defaults(), None).ok()??;
         Some(shown).filter(|text| !text.is_empty())
     }
 
@@ -194,7 +194,7 @@ impl Config {
     /// Names the first variable that is wrong, in the order of `userd --help`. The error's text ends with the errors of
     /// all further variables that are wrong.
     pub fn from_vars(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Config, ConfigError> {
-        Config::command_defaults().with_vars(lookup)
+        Config::cli_defaults().with_vars(lookup)
     }
 
     /// Reads environment variables as [`Config::from_vars`] does. If a variable is not set, its field keeps its value.
@@ -254,9 +254,9 @@ fn read_variable(name: &'static str, lookup: &Lookup) -> Result<Option<(&'static
 
 /// Returns the error for a variable. If the variable's text is a connection string, the error does not repeat it,
 /// because a connection string can have a password.
-fn refuse_text(variable: &'static str, text: Option<&str>, line: String) -> ConfigError {
+fn refuse_text(variable: &'static str, text: Option<&str>, problem: String) -> ConfigError {
     let is_hidden = text.is_some_and(is_connection_string);
-    refuse(variable, if is_hidden { "is a connection string: set DATABASE_URL to it" } else { &line })
+    refuse(variable, if is_hidden { "is a connection string: set DATABASE_URL to it" } else { &problem })
 }
 
 /// Returns true if a text looks like a connection string. No error may repeat such a text, because it can have a
@@ -278,7 +278,7 @@ mod tests {
             let lookup =
                 |name: &str| default.clone().filter(|_| name == setting.variable).map(OsString::from);
             let config = Config::from_vars(lookup).unwrap();
-            let before = format!("{:?}", Config::command_defaults());
+            let before = format!("{:?}", Config::cli_defaults());
             assert_eq!(format!("{config:?}"), before, "{}={default:?}", setting.variable);
         }
         check_bounds(&Config::default()).unwrap();

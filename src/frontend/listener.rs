@@ -89,7 +89,7 @@ impl Listener {
     }
 
     /// Returns true if other machines can connect: if a TCP address is not a loopback address.
-    pub fn is_remote(&self) -> bool {
+    pub fn accepts_remote_clients(&self) -> bool {
         self.tcp_addresses().any(|addr| !addr.ip().to_canonical().is_loopback())
     }
 

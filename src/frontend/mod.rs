@@ -71,7 +71,7 @@ impl Frontend {
         let mut event_loop = EventLoop::new(listener, Arc::new(limits), resources, ticket_stream)?;
         let slots = event_loop.slots.clone();
         let weak = Arc::downgrade(&slots);
-        slots.budget.on_shortage(move || weak.upgrade().iter().for_each(|slots| slots.report_shortage()));
+        slots.budget.on_shortage(move || weak.upgrade().iter().for_each(|slots| slots.ask_for_memory()));
         let thread = thread::Builder::new().name("frontend".to_owned()).spawn(move || {
             let end = catch_unwind(AssertUnwindSafe(|| event_loop.run()));
             event_loop.close_all();

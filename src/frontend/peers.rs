@@ -59,11 +59,11 @@ pub enum CloseCause {
     Queued,
 }
 
-/// Returns true if a client that holds `loser_holds` connections (or bytes) may lose one for a newcomer that holds
-/// `newcomer_holds`: only if the newcomer then holds no more than the loser. An idle connection may also be replaced by
-/// its own client.
-pub fn may_displace(newcomer_holds: usize, loser_holds: usize, cause: CloseCause) -> bool {
-    newcomer_holds + 1 < loser_holds || (cause == CloseCause::Idle && newcomer_holds <= loser_holds)
+/// Returns true if a client that holds `held_by_loser` connections (or bytes) may lose one for a newcomer that holds
+/// `held_by_newcomer`: only if the newcomer then holds no more than the loser. An idle connection may also be replaced
+/// by its own client.
+pub fn may_displace(held_by_newcomer: usize, held_by_loser: usize, cause: CloseCause) -> bool {
+    held_by_newcomer + 1 < held_by_loser || (cause == CloseCause::Idle && held_by_newcomer <= held_by_loser)
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ pub struct Slots {
     entries: Box<[Mutex<SlotContents>]>,
     pub(super) budget: MemoryBudget,
     /// True if a worker waits for memory, which the event loop is to free by closing connections.
-    pub(super) memory_shortage: AtomicBool,
+    pub(super) is_memory_short: AtomicBool,
     limits: Arc<Limits>,
     waker: Waker,
     /// True once a stop has begun: answers say `Connection: close`, and idle connections are closed.
@@ -67,8 +67,8 @@ impl Slots {
         })
     }
 
-    /// Sends the answer to a request, as much of it as the socket takes in one go, and at most `cut_after` bytes of an
-    /// answer that a test cuts short. Returns `None` if the answer comes too late: the frontend has answered 503, or
+    /// Sends the answer to a request, as much of it as the socket takes in one go, and only `cut_at_byte` bytes if a
+    /// test cuts the answer short. Returns `None` if the answer comes too late: the frontend has answered 503, or
     /// the client is gone.
     ///
     /// Never blocks: the event loop sends the remaining bytes later. `memory` is the worker's reservation for the
@@ -77,12 +77,12 @@ impl Slots {
         &self,
         handle: RequestHandle,
         response: Response,
-        cut_after: Option<usize>,
+        cut_at_byte: Option<usize>,
         memory: Option<Reservation>,
     ) -> Option<Delivery> {
         let is_stopping = self.is_stopping.load(Ordering::SeqCst);
         let (delivery, unfinished) =
-            self.lock(handle.slot)?.connection_of(handle)?.send_answer(response, cut_after, is_stopping);
+            self.lock(handle.slot)?.connection_of(handle)?.send_answer(response, cut_at_byte, is_stopping);
         // Releases the worker's reservation, because the connection has counted the bytes that the socket did not take.
         drop(memory);
         if unfinished {
@@ -130,7 +130,7 @@ impl Slots {
         Slots {
             entries: (0..limits.max_connections + MAX_SURPLUS_CLIENTS).map(|_| Mutex::default()).collect(),
             budget,
-            memory_shortage: AtomicBool::default(),
+            is_memory_short: AtomicBool::default(),
             limits,
             waker,
             is_stopping: AtomicBool::default(),
@@ -168,8 +168,8 @@ impl Slots {
     }
 
     /// Tells the event loop that a worker waits for memory, so that it closes connections.
-    pub(super) fn report_shortage(&self) {
-        if !self.memory_shortage.swap(true, Ordering::Relaxed) {
+    pub(super) fn ask_for_memory(&self) {
+        if !self.is_memory_short.swap(true, Ordering::Relaxed) {
             self.wake_loop();
         }
     }

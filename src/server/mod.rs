@@ -15,9 +15,9 @@ use crate::{db::target::DbTarget, error::StartError};
 use lanes::Capacity;
 use std::time::{Duration, Instant};
 use std::{io, net::SocketAddr, sync::Arc, thread};
-pub use system_limits::raise_limits;
+pub use system_limits::raise_system_limits;
 use workers::Workers;
-pub use workers::{ControlHandler, Fault, Intercept, Interception};
+pub use workers::{ControlHandler, Fault, InterceptHook, Interception};
 
 /// The least time for which a stop waits for the workers, even if `STOP_TIMEOUT` is over: workers that still run then
 /// are stuck, or almost done.
@@ -41,7 +41,7 @@ pub struct Server {
 pub struct BoundServer {
     listener: Listener,
     /// The function that chooses the requests to intercept in a service for tests; `None` in any other service.
-    pub(crate) intercept: Option<Intercept>,
+    pub(crate) intercept: Option<InterceptHook>,
 }
 
 impl BoundServer {
@@ -71,14 +71,14 @@ impl BoundServer {
         config: Config,
         on_broken: impl FnOnce() + Send + 'static,
     ) -> Result<Server, StartError> {
-        let limits = fit_limits(&config)?;
+        let limits = fit_max_connections(&config)?;
         let (listener, addr) = (&self.listener, self.listener.local_addr());
-        let (base_url, is_remote) = (listener.to_string(), listener.is_remote());
-        let app = Arc::new(App::open_for_server(&config, addr.is_some() && !is_remote)?);
+        let (base_url, accepts_remote_clients) = (listener.to_string(), listener.accepts_remote_clients());
+        let app = Arc::new(App::open_for_server(&config, addr.is_some() && !accepts_remote_clients)?);
         listener.listen()?;
-        let stages = self.start_stages(&config, limits, &app, on_broken);
+        let stages = self.start_threads(&config, limits, &app, on_broken);
         let (frontend, workers) = stages.map_err(StartError::System)?;
-        if config.api_token.is_none() && is_remote {
+        if config.api_token.is_none() && accepts_remote_clients {
             log::warn!("other machines can connect, and no token is needed: set API_TOKEN");
         }
         if addr.is_some() && app.has_ui {
@@ -96,7 +96,7 @@ impl BoundServer {
     }
 
     /// Starts tiny_http, the frontend and the workers, and connects them to each other.
-    fn start_stages(
+    fn start_threads(
         self,
         config: &Config,
         limits: Limits,
@@ -124,8 +124,8 @@ impl BoundServer {
 
 /// Returns the limits from the settings. Lowers `max_connections` to the number of connections for which the process
 /// may open descriptors.
-fn fit_limits(config: &Config) -> Result<Limits, StartError> {
-    let (wanted, possible) = (config.limits.max_connections, raise_limits(config)?);
+fn fit_max_connections(config: &Config) -> Result<Limits, StartError> {
+    let (wanted, possible) = (config.limits.max_connections, raise_system_limits(config)?);
     if possible < wanted {
         log::warn!(
             "the limit of open descriptors suffices for {possible} connections: raise it (ulimit -n; LimitNOFILE= \

@@ -23,7 +23,7 @@ const NON_WORKER_THREADS: usize = 16;
 /// # Errors
 /// [`StartError::System`] if the descriptors do not suffice for any connection, or if the process may not start enough
 /// threads. The error says which limit to raise.
-pub fn raise_limits(config: &Config) -> Result<usize, StartError> {
+pub fn raise_system_limits(config: &Config) -> Result<usize, StartError> {
     let threads = try_start_threads(config.workers + NON_WORKER_THREADS);
     threads.and_then(|()| raise_descriptor_limit(config)).map_err(StartError::System)
 }

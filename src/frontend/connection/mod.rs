@@ -34,7 +34,7 @@ const MAX_STEPS_PER_ITERATION: usize = 8;
 const MAX_BYTES_OUTSIDE_BUDGET: usize = 1 << 10;
 
 /// Returns how many bytes the memory budget counts for a request, a buffer or an answer of this size.
-fn counted_bytes(bytes: usize) -> usize {
+fn budgeted_bytes(bytes: usize) -> usize {
     if bytes > MAX_BYTES_OUTSIDE_BUDGET { bytes } else { 0 }
 }
 
@@ -62,7 +62,7 @@ pub type Permit = Arc<()>;
 
 /// The action that a connection asks of the event loop, when the event loop has called the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
+pub enum LoopAction {
     /// Do nothing until the socket has an event or a worker answers.
     Wait,
     /// Send a ticket: a message that wakes a worker and names slots with a complete request. Do nothing if a ticket
@@ -134,8 +134,8 @@ impl Connection {
         let State::Working { since, stage, id, for_answer, input, .. } = &mut self.state else { return None };
         let unclaimed = matches!(stage, WorkStage::Unclaimed(_)).then_some(stage)?;
         let WorkStage::Unclaimed(request) = mem::replace(unclaimed, WorkStage::Claimed) else { return None };
-        let bytes = counted_bytes(request.memory_bytes());
-        self.memory.resize(counted_bytes(input.len()));
+        let bytes = budgeted_bytes(request.memory_bytes());
+        self.memory.resize(budgeted_bytes(input.len()));
         Some(ClaimedRequest {
             handle: RequestHandle { slot, request_number: self.request_number },
             request,
@@ -156,21 +156,21 @@ impl Connection {
     }
 
     /// Reads, parses and sends as far as the socket allows without waiting. Returns what the event loop is to do next.
-    pub fn advance(&mut self, slot: u32, context: &mut LoopContext) -> Action {
+    pub fn advance(&mut self, slot: u32, context: &mut LoopContext) -> LoopAction {
         for _ in 0..MAX_STEPS_PER_ITERATION {
             let action = match &self.state {
                 // Closes a connection that the client has reset, so that the client's command is not executed. (A
                 // client that has only ended sending still reads its answer.)
-                State::Working { .. } if self.is_reset => Some(Action::Close),
-                State::Working { stage: WorkStage::Unclaimed(_), .. } => Some(Action::WakeWorker),
-                State::Working { .. } => Some(Action::Wait),
+                State::Working { .. } if self.is_reset => Some(LoopAction::Close),
+                State::Working { stage: WorkStage::Unclaimed(_), .. } => Some(LoopAction::WakeWorker),
+                State::Working { .. } => Some(LoopAction::Wait),
                 State::Arriving { awaits_continue: true, .. } => self.send_continue(),
                 State::Idle { .. } | State::Arriving { .. } => {
                     let held = self.memory.reserved_bytes();
                     let action = self.read_request(context);
                     let budget = &context.resources.budget;
                     let is_short = self.memory.reserved_bytes() > held && budget.held_bytes() > budget.limit;
-                    action.or(is_short.then_some(Action::FreeMemory))
+                    action.or(is_short.then_some(LoopAction::FreeMemory))
                 }
                 State::Writing { .. } => self.send_remaining(slot, context),
                 // Ends sending and goes on reading: closing a socket with unread bytes would reset the connection
@@ -179,34 +179,34 @@ impl Connection {
                     self.state = State::Lingering { until: context.now + LINGER_TIME };
                     None
                 }
-                State::Closing => Some(Action::Close),
+                State::Closing => Some(LoopAction::Close),
                 State::Lingering { .. } => self.discard_input(context),
             };
             if let Some(action) = action {
                 return action;
             }
         }
-        Action::Requeue
+        LoopAction::Requeue
     }
 
     /// Ends a request, an answer or an idle connection early. `why` says whether connections or memory run out; `None`
     /// means that the deadline has passed. Does nothing if the connection may not be closed for another one any more,
     /// or if its deadline has moved into the future.
-    pub fn end_early(&mut self, why: Option<BusyReason>, slot: u32, context: &mut LoopContext) -> Action {
+    pub fn end_early(&mut self, why: Option<BusyReason>, slot: u32, context: &mut LoopContext) -> LoopAction {
         let may_end = match why {
             Some(_) => self.close_cause().is_some(),
             None => self.deadline(&context.limits).is_some_and(|at| at <= context.now),
         };
         let error = match &self.state {
-            _ if !may_end => return Action::Wait,
+            _ if !may_end => return LoopAction::Wait,
             State::Idle { .. } => return self.close_if_idle(slot, context),
             State::Arriving { .. } => why.map_or(Error::RequestTimeout, Error::Busy),
             State::Working { .. } => Error::Busy(why.unwrap_or(BusyReason::NotAnsweredInTime)),
             State::Writing { answer, .. } => {
                 answer.log_cut_off(self.counted_client, why);
-                return Action::Close;
+                return LoopAction::Close;
             }
-            State::Closing | State::Lingering { .. } => return Action::Close,
+            State::Closing | State::Lingering { .. } => return LoopAction::Close,
         };
         self.permit.take_if(|_| why.is_some());
         self.refuse(&error, context);
@@ -214,7 +214,7 @@ impl Connection {
     }
 
     /// Answers 503 for the reason `why`, and then closes the connection.
-    pub fn turn_away(&mut self, why: BusyReason, slot: u32, context: &mut LoopContext) -> Action {
+    pub fn refuse_as_busy(&mut self, why: BusyReason, slot: u32, context: &mut LoopContext) -> LoopAction {
         self.permit = None;
         self.refuse(&Error::Busy(why), context);
         self.advance(slot, context)
@@ -228,24 +228,24 @@ impl Connection {
     }
 
     /// Closes an idle connection, but reads from it once more before: a request that has just arrived is served.
-    fn close_if_idle(&mut self, slot: u32, context: &mut LoopContext) -> Action {
+    fn close_if_idle(&mut self, slot: u32, context: &mut LoopContext) -> LoopAction {
         self.may_have_input = true;
         match self.advance(slot, context) {
-            Action::Wait if matches!(self.state, State::Idle { .. }) => Action::Close,
+            LoopAction::Wait if matches!(self.state, State::Idle { .. }) => LoopAction::Close,
             action => action,
         }
     }
 
     /// Parses the bytes that were read together with the previous request. If there are none, reads from the socket and
     /// parses what arrives. Returns `None` if the connection can take its next step now.
-    fn read_request(&mut self, context: &mut LoopContext) -> Option<Action> {
+    fn read_request(&mut self, context: &mut LoopContext) -> Option<LoopAction> {
         if matches!(&self.state, State::Idle { input, .. } if !input.is_empty()) {
             self.parse_input(&[], context);
             return None;
         }
         if !self.may_have_input {
             let is_over = context.stop_deadline.is_some() && matches!(self.state, State::Idle { .. });
-            return Some(if is_over { Action::Close } else { Action::Wait });
+            return Some(if is_over { LoopAction::Close } else { LoopAction::Wait });
         }
         let mut read_buffer = mem::take(&mut context.read_buffer);
         let action = match self.read_socket(&mut read_buffer) {
@@ -254,7 +254,7 @@ impl Connection {
                 None
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => None,
-            _ => Some(Action::Close),
+            _ => Some(LoopAction::Close),
         };
         context.read_buffer = read_buffer;
         action
@@ -275,9 +275,9 @@ impl Connection {
         }
     }
 
-    /// Parses the bytes that earlier reads have left, followed by the `fresh` bytes, and enters the state that follows.
-    /// The deadline of a head or a body does not move while it arrives.
-    fn parse_input(&mut self, fresh: &[u8], context: &mut LoopContext) {
+    /// Parses the bytes that earlier reads have left, followed by `new_bytes`, and enters the state that follows. The
+    /// deadline of a head or a body does not move while it arrives.
+    fn parse_input(&mut self, new_bytes: &[u8], context: &mut LoopContext) {
         let (now, limits) = (context.now, &context.limits);
         let (mut framing, mut input, mut began) = match mem::replace(&mut self.state, State::Closing) {
             State::Arriving { since, framing, input, .. } => (framing, input, Some(since)),
@@ -287,9 +287,9 @@ impl Connection {
         let (was_in_body, mut used) = (framing.is_in_body(), 0);
         // Copies no bytes if the request arrives in one piece.
         let bytes = if input.is_empty() {
-            fresh
+            new_bytes
         } else {
-            input.extend_from_slice(fresh);
+            input.extend_from_slice(new_bytes);
             &input
         };
         let step = framing.parse_more(bytes, &mut used, limits);
@@ -303,7 +303,7 @@ impl Connection {
         }
         // Counts the whole body before its bytes arrive. Otherwise many bodies could begin to arrive that together need
         // more memory than there is.
-        self.memory.resize(counted_bytes(input.len()) + framing.max_bytes(limits).map_or(0, counted_bytes));
+        self.memory.resize(budgeted_bytes(input.len()) + framing.max_bytes(limits).map_or(0, budgeted_bytes));
         let awaits_continue = matches!(step, Ok(Progress::AwaitsContinue));
         self.state = State::Arriving { since: began.unwrap_or(now), framing, input, awaits_continue };
         if let Err(error) = step {
@@ -313,12 +313,12 @@ impl Connection {
 
     /// Sends 100 (Continue), for which the client waits before it sends the body. Closes the connection if the socket
     /// does not take these few bytes, because the client then does not read.
-    fn send_continue(&mut self) -> Option<Action> {
+    fn send_continue(&mut self) -> Option<LoopAction> {
         if let State::Arriving { awaits_continue, .. } = &mut self.state {
             *awaits_continue = false;
         }
         let sent = self.socket.send_with_flags(CONTINUE, MSG_NOSIGNAL).ok();
-        (sent != Some(CONTINUE.len())).then_some(Action::Close)
+        (sent != Some(CONTINUE.len())).then_some(LoopAction::Close)
     }
 
     /// Answers a complete request if it needs no worker; otherwise keeps the request until a worker claims it.
@@ -330,14 +330,14 @@ impl Connection {
         context: &mut LoopContext,
     ) {
         let FramedRequest { mut request, mut persistence } = framed_request;
-        let (more, budget) = (counted_bytes(input.len()), &context.resources.budget);
+        let (more, budget) = (budgeted_bytes(input.len()), &context.resources.budget);
         if more > 0 && budget.held_bytes() + more > budget.limit {
             // Drops the bytes behind this request if they exceed the memory budget. The connection is closed after the
             // answer, which tells the client that its further requests get none.
             persistence = Persistence::Close;
             input = Vec::new();
         }
-        self.memory.resize(counted_bytes(input.len()) + counted_bytes(request.memory_bytes()));
+        self.memory.resize(budgeted_bytes(input.len()) + budgeted_bytes(request.memory_bytes()));
         self.counted_client = self.peer.client_of_request(request.peer);
         request.peer = self.counted_client.address;
         let id = for_answer.id.take().unwrap_or_else(RequestId::new);

@@ -1,6 +1,6 @@
 //! Sends answers and refusals over the socket of a connection, and ends the connection.
 
-use super::{Action, Connection, LoopContext, State, counted_bytes};
+use super::{Connection, LoopAction, LoopContext, State, budgeted_bytes};
 use crate::error::{BusyReason, Error};
 use crate::frontend::http1::head::AnswerInfo;
 use crate::frontend::peers::{ClientName, Peer};
@@ -93,13 +93,13 @@ impl Connection {
     }
 
     /// Sends the answer to a complete request as far as the socket takes it, and keeps the remaining bytes for the
-    /// event loop. Sends at most `cut_after` bytes, and then closes the connection, if a test asks for that. Returns
+    /// event loop. Sends at most `cut_at_byte` bytes, and then closes the connection, if a test asks for that. Returns
     /// how many bytes were sent, and true if the event loop has to advance this connection now. Panics if no request
     /// waits for an answer.
     pub fn send_answer(
         &mut self,
         mut response: Response,
-        cut_after: Option<usize>,
+        cut_at_byte: Option<usize>,
         is_stopping: bool,
     ) -> (Delivery, bool) {
         let state = mem::replace(&mut self.state, State::Closing);
@@ -110,10 +110,10 @@ impl Connection {
         self.request_number += 1;
         for_answer.cors.add_fields_to(&mut response);
         let persistence = if is_stopping { Persistence::Close } else { persistence };
-        let closes = persistence == Persistence::Close || cut_after.is_some();
+        let closes = persistence == Persistence::Close || cut_at_byte.is_some();
         self.may_have_input |= closes && !input.is_empty();
         let mut bytes = response.into_bytes(persistence, for_answer.head_only, &id);
-        bytes.truncate(cut_after.unwrap_or(usize::MAX));
+        bytes.truncate(cut_at_byte.unwrap_or(usize::MAX));
         let (now, total_bytes, next_input) = (Instant::now(), bytes.len(), (!closes).then_some(input));
         let mut answer = UnsentAnswer { bytes, sent_bytes: 0, id, last_sent_at: now, next_input };
         let result = self.send_bytes(&mut answer, now);
@@ -122,7 +122,7 @@ impl Connection {
             Ok(()) if answer.is_sent() => self.finish_answer(answer, now),
             Ok(()) => {
                 let input = answer.next_input.as_ref().map_or(0, Vec::len);
-                self.memory.resize(counted_bytes(answer.bytes.capacity()) + counted_bytes(input));
+                self.memory.resize(budgeted_bytes(answer.bytes.capacity()) + budgeted_bytes(input));
                 self.state = State::Writing { since: now, answer };
             }
             Err(_) => self.mark_broken(),
@@ -132,12 +132,12 @@ impl Connection {
     }
 
     /// Sends more of an answer that the socket did not take in one write. Returns `None` once all of it is sent.
-    pub(super) fn send_remaining(&mut self, slot: u32, context: &mut LoopContext) -> Option<Action> {
+    pub(super) fn send_remaining(&mut self, slot: u32, context: &mut LoopContext) -> Option<LoopAction> {
         let State::Writing { since, mut answer } = mem::replace(&mut self.state, State::Closing) else {
             return None;
         };
         if self.send_bytes(&mut answer, context.now).is_err() {
-            return Some(Action::Close);
+            return Some(LoopAction::Close);
         }
         let done = answer.is_sent();
         if self.awaits_writable == done {
@@ -149,12 +149,12 @@ impl Connection {
             // Also reports a socket that has become writable since the last write: registering it anew reports its
             // present state.
             if context.poll.registry().reregister(&mut SourceFd(&fd), token, interest).is_err() {
-                return Some(Action::Close);
+                return Some(LoopAction::Close);
             }
         }
         if !done {
             self.state = State::Writing { since, answer };
-            return Some(Action::Wait);
+            return Some(LoopAction::Wait);
         }
         self.finish_answer(answer, context.now);
         None
@@ -176,7 +176,7 @@ impl Connection {
 
     /// Enters the state that follows a sent answer: idle or closing.
     fn finish_answer(&mut self, answer: UnsentAnswer, now: Instant) {
-        self.memory.resize(counted_bytes(answer.next_input.as_ref().map_or(0, Vec::len)));
+        self.memory.resize(budgeted_bytes(answer.next_input.as_ref().map_or(0, Vec::len)));
         self.counted_client = self.peer;
         self.state = match answer.next_input {
             Some(input) => State::Idle { since: now, input },
@@ -192,14 +192,14 @@ impl Connection {
     }
 
     /// Reads and discards bytes of a client whose last answer is sent. Returns `None` while there may be more bytes.
-    pub(super) fn discard_input(&mut self, context: &mut LoopContext) -> Option<Action> {
+    pub(super) fn discard_input(&mut self, context: &mut LoopContext) -> Option<LoopAction> {
         if !self.may_have_input {
-            return Some(Action::Wait);
+            return Some(LoopAction::Wait);
         }
         match self.read_socket(&mut context.read_buffer) {
             Ok(1..) => None,
             Err(error) if error.kind() == ErrorKind::WouldBlock => None,
-            _ => Some(Action::Close),
+            _ => Some(LoopAction::Close),
         }
     }
 }

@@ -9,7 +9,7 @@
 
 use super::{EventLoop, MIN_SWEEP_PAUSE, register_readable};
 use crate::frontend::{
-    connection::{Action, Connection, Permit},
+    connection::{Connection, LoopAction, Permit},
     peers::{CloseCause, Peer, may_displace},
 };
 use crate::{error::BusyReason, http::PeerKey};
@@ -22,7 +22,7 @@ use std::{cmp::Reverse, collections::HashMap, net::IpAddr, sync::atomic::Orderin
 /// The most clients that one call of [`EventLoop::accept`] accepts. Then the open connections have their turn.
 const MAX_ACCEPTS_PER_CALL: usize = 64;
 /// How long the event loop accepts no clients if the system has no descriptor or memory left for a connection.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+const PAUSE_AFTER_FAILED_ACCEPT: Duration = Duration::from_millis(100);
 /// How long a client must neither send nor take a byte before its incomplete request or its answer may be dropped to
 /// free memory. Distant clients need up to half a second to acknowledge bytes, and a client may pause.
 const MIN_STALL_TIME: Duration = Duration::from_secs(1);
@@ -59,7 +59,7 @@ impl EventLoop {
                     let detail = format_args!(": {error}");
                     self.context.warnings.warn("no connection can be accepted", detail, None);
                     if !self.close_surplus() && !self.close_another(BusyReason::TooManyConnections, None) {
-                        self.next_accept_at = Some(now + ACCEPT_PAUSE);
+                        self.next_accept_at = Some(now + PAUSE_AFTER_FAILED_ACCEPT);
                         return;
                     }
                 }
@@ -72,7 +72,7 @@ impl EventLoop {
         let (now, limits) = (self.context.now, &self.context.limits);
         let peer = Peer::new(address, &limits.trusted_proxies);
         let why = BusyReason::TooManyConnections;
-        let admitted = Permit::strong_count(&self.permit) - 1;
+        let admitted = Permit::strong_count(&self.shared_permit) - 1;
         let full = admitted >= limits.max_connections && !self.close_another(why, Some(peer));
         if self.free_slots.is_empty() {
             self.close_surplus();
@@ -85,11 +85,11 @@ impl EventLoop {
         }
         self.accepted_connections += 1;
         self.next_sweep_at.get_or_insert(now + MIN_SWEEP_PAUSE);
-        let (permit, request_number) = (self.permit.clone(), self.accepted_connections << 32);
+        let (permit, request_number) = (self.shared_permit.clone(), self.accepted_connections << 32);
         let connection = Connection::new(socket, peer, request_number, permit, &self.context);
         self.slots.lock(slot).expect("there is a slot for each").connection = Some(Box::new(connection));
         if full {
-            self.call_connection(slot, |connection, context| connection.turn_away(why, slot, context));
+            self.act_in_slot(slot, |connection, context| connection.refuse_as_busy(why, slot, context));
         }
     }
 
@@ -98,11 +98,11 @@ impl EventLoop {
     /// closed.
     fn close_another(&mut self, why: BusyReason, newcomer: Option<Peer>) -> bool {
         for _ in 0..MAX_CLOSE_TRIES {
-            let Some(slot) = self.pick_to_close(why, newcomer) else { return false };
+            let Some(slot) = self.pick_slot_to_close(why, newcomer) else { return false };
             let mut gone = false;
-            self.call_connection(slot, |connection, context| {
+            self.act_in_slot(slot, |connection, context| {
                 let action = connection.end_early(Some(why), slot, context);
-                gone = action == Action::Close || connection.permit.is_none();
+                gone = action == LoopAction::Close || connection.permit.is_none();
                 action
             });
             if gone {
@@ -118,7 +118,7 @@ impl EventLoop {
     /// Idle connections of this client come first, then incomplete requests, then answers that the client does not
     /// take, then requests that no worker has begun to execute; of several such connections the oldest. Without a
     /// `newcomer`, only connections that are idle, or whose client has stalled, may be closed.
-    fn pick_to_close(&self, why: BusyReason, newcomer: Option<Peer>) -> Option<u32> {
+    fn pick_slot_to_close(&self, why: BusyReason, newcomer: Option<Peer>) -> Option<u32> {
         let mut held: HashMap<PeerKey, usize> = HashMap::new();
         let expendable = self.slots.map_connections(|slot, connection| {
             let key = connection.counted_client.counting_key()?;
@@ -156,11 +156,11 @@ impl EventLoop {
     pub(super) fn enforce_memory_limit(&mut self, slot: u32, client: Peer) {
         while self.slots.budget.held_bytes() > self.slots.budget.limit {
             if !self.close_another(BusyReason::NoMemory, Some(client)) {
-                return self.call_connection(slot, |connection, context| {
+                return self.act_in_slot(slot, |connection, context| {
                     if !connection.request_may_be_refused() {
-                        return Action::Wait;
+                        return LoopAction::Wait;
                     }
-                    connection.turn_away(BusyReason::NoMemory, slot, context)
+                    connection.refuse_as_busy(BusyReason::NoMemory, slot, context)
                 });
             }
         }
@@ -181,11 +181,11 @@ impl EventLoop {
             connection.permit.is_none().then(|| (connection.deadline(&self.context.limits), slot))
         });
         let Some((_, slot)) = surplus.into_iter().min() else { return false };
-        self.call_connection(slot, |connection, context| {
+        self.act_in_slot(slot, |connection, context| {
             // Reads before closing: unread bytes would reset the connection, and the reset would overtake the answer.
             connection.may_have_input = true;
             connection.advance(slot, context);
-            Action::Close
+            LoopAction::Close
         });
         true
     }
@@ -224,7 +224,7 @@ mod tests {
             let deadline = Instant::now() + Duration::from_secs(20);
             while !frontend.slots.lock(0).unwrap().connection.as_ref().unwrap().request_may_be_refused() {
                 assert!(Instant::now() < deadline);
-                frontend.call_connection(0, |connection, context| {
+                frontend.act_in_slot(0, |connection, context| {
                     connection.may_have_input = true;
                     connection.advance(0, context)
                 });

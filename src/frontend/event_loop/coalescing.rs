@@ -31,7 +31,7 @@ pub(super) struct CoalescingPolicy {
 
 impl CoalescingPolicy {
     /// Returns true if the next wait is to be left out; then decreases `waits_to_skip`.
-    fn skip_wait(&mut self) -> bool {
+    fn skips_next_wait(&mut self) -> bool {
         let skips = self.waits_to_skip > 0;
         self.waits_to_skip -= u32::from(skips);
         skips
@@ -51,7 +51,7 @@ impl EventLoop {
     /// [`MAX_COALESCING_WAIT`] at most. Polls without sleeping, because a complete request waits already.
     pub(super) fn coalesce_requests(&mut self, events: &mut Events) -> io::Result<()> {
         let expected = self.slots.expected_requests.swap(0, Ordering::Relaxed);
-        if self.slots_without_ticket.len() >= expected || self.coalescing.skip_wait() {
+        if self.slots_without_ticket.len() >= expected || self.coalescing.skips_next_wait() {
             return Ok(());
         }
         let until = self.context.now + MAX_COALESCING_WAIT;
@@ -73,15 +73,15 @@ mod tests {
         let mut coalescing = CoalescingPolicy::default();
         for _ in 0..2 {
             for miss in 1..=MAX_INCOMPLETE_WAITS {
-                assert!(!coalescing.skip_wait(), "{miss}");
+                assert!(!coalescing.skips_next_wait(), "{miss}");
                 coalescing.count_wait(false);
             }
-            assert!((0..SKIPPED_WAITS).all(|_| coalescing.skip_wait()));
+            assert!((0..SKIPPED_WAITS).all(|_| coalescing.skips_next_wait()));
         }
         // A wait that brings all of the requests forgets earlier misses.
         for is_complete in [false, false, false, true, false, false, false] {
             coalescing.count_wait(is_complete);
-            assert!(!coalescing.skip_wait());
+            assert!(!coalescing.skips_next_wait());
         }
     }
 }

@@ -8,7 +8,7 @@ mod admission;
 mod coalescing;
 
 use self::coalescing::CoalescingPolicy;
-use super::connection::{Action, Connection, LINGER_TIME, LoopContext, Permit};
+use super::connection::{Connection, LINGER_TIME, LoopAction, LoopContext, Permit};
 use super::slots::{SlotContents, Slots};
 use super::{Listener, SharedResources};
 use crate::{config::Limits, error::BusyReason};
@@ -35,7 +35,7 @@ const MAX_READ_BYTES: usize = 16 * 1024;
 const MAX_ACCEPT_CALLS_IN_STOP: usize = 64;
 /// The most slots that one ticket names. A ticket hands the complete requests of these slots to one worker. If more
 /// requests arrive together, several tickets share them out among the workers.
-const MAX_TICKET_SLOTS: usize = 32;
+const MAX_SLOTS_PER_TICKET: usize = 32;
 /// The shortest time between two sweeps. A sweep looks at the deadlines of all connections.
 const MIN_SWEEP_PAUSE: Duration = Duration::from_millis(20);
 
@@ -49,7 +49,7 @@ pub struct EventLoop {
     slots_without_ticket: Vec<u32>,
     /// The permit of which each open connection has a clone: the reference count tells the number of open connections.
     /// A surplus connection, which only gets a 503, has none.
-    permit: Permit,
+    shared_permit: Permit,
     /// The number of connections that were accepted since the start. The first `request_number` of a connection
     /// has this number as its upper half, so that no two requests of a slot have the same number.
     accepted_connections: u64,
@@ -101,7 +101,7 @@ impl EventLoop {
             listener: Some(listener),
             ticket_stream,
             slots_without_ticket: Vec::new(),
-            permit: Permit::default(),
+            shared_permit: Permit::default(),
             accepted_connections: 0,
             free_slots: (0..slots.len() as u32).rev().collect(),
             slots,
@@ -135,7 +135,7 @@ impl EventLoop {
             if self.next_sweep_at.is_some_and(|at| at <= now) {
                 self.sweep_deadlines();
             }
-            if self.slots.memory_shortage.swap(false, Ordering::Relaxed) {
+            if self.slots.is_memory_short.swap(false, Ordering::Relaxed) {
                 self.free_memory_for_worker();
             }
             let is_over = self.proceed_with_stop();
@@ -166,7 +166,7 @@ impl EventLoop {
                     let _ = recv(self.ticket_stream.as_raw_fd(), &mut [0; 1 << 10], MsgFlags::MSG_DONTWAIT);
                 }
                 TIMER => self.timer_set_for = None,
-                Token(slot) => self.call_connection(slot as u32, |connection, context| {
+                Token(slot) => self.act_in_slot(slot as u32, |connection, context| {
                     connection.record_event(event);
                     connection.advance(slot as u32, context)
                 }),
@@ -202,11 +202,11 @@ impl EventLoop {
 
     /// Makes the connection in a slot read and send as far as its socket allows.
     fn advance_connection(&mut self, slot: u32) {
-        self.call_connection(slot, |connection, context| connection.advance(slot, context));
+        self.act_in_slot(slot, |connection, context| connection.advance(slot, context));
     }
 
     /// Calls `act` with the connection in a slot, and carries out the action that `act` returns.
-    fn call_connection(&mut self, slot: u32, act: impl FnOnce(&mut Connection, &mut LoopContext) -> Action) {
+    fn act_in_slot(&mut self, slot: u32, act: impl FnOnce(&mut Connection, &mut LoopContext) -> LoopAction) {
         let Some(mut entry) = self.slots.lock(slot) else { return };
         let SlotContents { connection: Some(connection), has_pending_ticket } = &mut *entry else { return };
         // Catches a panic, so that it ends this connection alone: the logger of a program that embeds the service may
@@ -214,20 +214,20 @@ impl EventLoop {
         let call = AssertUnwindSafe(|| act(connection, &mut self.context));
         let action = catch_unwind(call).unwrap_or_else(|_| {
             self.context.read_buffer = new_read_buffer();
-            Action::Close
+            LoopAction::Close
         });
         match action {
-            Action::Wait => {}
-            Action::WakeWorker if mem::replace(has_pending_ticket, true) => {}
-            Action::WakeWorker => self.slots_without_ticket.push(slot),
-            Action::FreeMemory => {
+            LoopAction::Wait => {}
+            LoopAction::WakeWorker if mem::replace(has_pending_ticket, true) => {}
+            LoopAction::WakeWorker => self.slots_without_ticket.push(slot),
+            LoopAction::FreeMemory => {
                 let client = connection.counted_client;
                 drop(entry);
                 self.enforce_memory_limit(slot, client);
                 self.advance_connection(slot);
             }
-            Action::Requeue => self.requeued_slots.push(slot),
-            Action::Close => {
+            LoopAction::Requeue => self.requeued_slots.push(slot),
+            LoopAction::Close => {
                 entry.connection = None;
                 self.free_slots.push(slot);
             }
@@ -242,7 +242,7 @@ impl EventLoop {
             return Ok(());
         }
         let mut tickets = String::new();
-        for slots in self.slots_without_ticket.chunks(MAX_TICKET_SLOTS) {
+        for slots in self.slots_without_ticket.chunks(MAX_SLOTS_PER_TICKET) {
             tickets += "GET /";
             slots.iter().try_for_each(|slot| write!(tickets, "{slot},")).expect("a String takes all");
             tickets += " HTTP/1.1\r\n\r\n";
@@ -269,7 +269,7 @@ impl EventLoop {
             self.next_accept_at = None;
             self.context.stop_deadline = Some(Instant::now() + self.context.limits.stop_timeout);
             for slot in self.slots.map_connections(|slot, _| Some(slot)) {
-                self.call_connection(slot, |connection, context| {
+                self.act_in_slot(slot, |connection, context| {
                     connection.may_have_input = true;
                     connection.advance(slot, context)
                 });
@@ -296,7 +296,7 @@ impl EventLoop {
             (at <= now).then_some(slot)
         });
         for slot in late {
-            self.call_connection(slot, |connection, context| connection.end_early(None, slot, context));
+            self.act_in_slot(slot, |connection, context| connection.end_early(None, slot, context));
         }
         self.next_sweep_at = (!self.has_no_connections()).then(|| next.max(now + MIN_SWEEP_PAUSE));
     }
@@ -311,11 +311,11 @@ impl EventLoop {
         self.listener = None;
         self.context.now = Instant::now();
         for slot in self.slots.map_connections(|slot, _| Some(slot)) {
-            self.call_connection(slot, |connection, context| {
+            self.act_in_slot(slot, |connection, context| {
                 if connection.has_request() {
-                    connection.turn_away(BusyReason::Stopped, slot, context);
+                    connection.refuse_as_busy(BusyReason::Stopped, slot, context);
                 }
-                Action::Close
+                LoopAction::Close
             });
         }
     }

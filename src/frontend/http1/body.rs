@@ -18,7 +18,7 @@ pub struct ArrivingRequest {
     is_chunked: bool,
     /// The number of bytes of chunk extensions and trailers so far. They are dropped, but count against the limit of a
     /// head.
-    dropped_bytes: usize,
+    overhead_bytes: usize,
 }
 
 /// The part of a body that arrives next. A body of a known length has one part, `Data`.
@@ -36,7 +36,7 @@ impl ArrivingRequest {
     /// Begins a body of `length` bytes, or a body in chunks (`None`). `framed_request` is the request without its body.
     pub fn new(framed_request: FramedRequest, length: Option<usize>) -> ArrivingRequest {
         let (is_chunked, next_part) = (length.is_none(), length.map_or(BodyPart::SizeLine, BodyPart::Data));
-        ArrivingRequest { framed_request, next_part, is_chunked, dropped_bytes: 0 }
+        ArrivingRequest { framed_request, next_part, is_chunked, overhead_bytes: 0 }
     }
 
     /// Returns the most bytes that the request can have when its body is complete.
@@ -70,7 +70,7 @@ impl ArrivingRequest {
                 }
                 BodyPart::ChunkEnd => (0, Error::BadRequest("a chunk is too long")),
                 BodyPart::SizeLine => (MAX_CHUNK_LINE, Error::BadRequest("a chunk's size line is too long")),
-                BodyPart::TrailerLine => (limits.max_head_bytes - self.dropped_bytes, Error::HeadTooLarge),
+                BodyPart::TrailerLine => (limits.max_head_bytes - self.overhead_bytes, Error::HeadTooLarge),
             };
             let Some(line) = next_line(rest, most, too_long)? else { return Ok(false) };
             *used += line.len() + 2;
@@ -87,8 +87,8 @@ impl ArrivingRequest {
         match self.next_part {
             BodyPart::SizeLine => {
                 let (size, extension_bytes) = parse_chunk_size(line)?;
-                self.dropped_bytes += extension_bytes;
-                if self.dropped_bytes > limits.max_head_bytes {
+                self.overhead_bytes += extension_bytes;
+                if self.overhead_bytes > limits.max_head_bytes {
                     return Err(Error::BadRequest("the chunk extensions are too long"));
                 }
                 if size > (limits.max_body_bytes - self.framed_request.request.body.len()) as u64 {
@@ -97,7 +97,7 @@ impl ArrivingRequest {
                 Ok(if size == 0 { BodyPart::TrailerLine } else { BodyPart::Data(size as usize) })
             }
             BodyPart::TrailerLine => {
-                self.dropped_bytes += line.len();
+                self.overhead_bytes += line.len();
                 let name = line.split(|&byte| byte == b':').next().unwrap_or_default();
                 let is_well_formed = name.len() < line.len() && !name.is_empty();
                 if !is_well_formed || !name.iter().copied().all(is_token_byte) {

@@ -24,7 +24,7 @@ pub struct RequestLine {
     target: Range<usize>,
     /// The text that belongs before the path but is not in the target: `/` or, for OPTIONS, `*` if a target in absolute
     /// form has no path; otherwise empty.
-    path_prefix: &'static str,
+    implied_path: &'static str,
     /// The position of the authority (`host:port`) in an absolute-form target. The authority replaces the Host field.
     authority: Option<Range<usize>>,
     /// True for HTTP/1.0. Every higher minor version is treated as 1.1 (RFC 9110, 2.5).
@@ -52,8 +52,8 @@ impl RequestLine {
             _ => return Err(malformed),
         };
         let target = first + 1..last;
-        let (authority, path_prefix, target) = split_target(line, method, target)?;
-        Ok(RequestLine { method: 0..first, target, path_prefix, authority, is_http10 })
+        let (authority, implied_path, target) = split_target(line, method, target)?;
+        Ok(RequestLine { method: 0..first, target, implied_path, authority, is_http10 })
     }
 
     /// Returns the method. `head` begins with the request line.
@@ -70,7 +70,7 @@ impl RequestLine {
     /// Returns the target as path and query (origin-form). `head` begins with the request line.
     pub fn target(&self, head: &[u8]) -> String {
         let target = str::from_utf8(&head[self.target.clone()]).expect("a target is ASCII");
-        [self.path_prefix, target].concat()
+        [self.implied_path, target].concat()
     }
 }
 
@@ -101,12 +101,12 @@ fn split_target(line: &[u8], method: &[u8], range: Range<usize>) -> Result<Targe
     if authority.is_empty() || !is_authority(authority) {
         return Err(malformed);
     }
-    let path_prefix = match line[path..range.end].first() {
+    let implied_path = match line[path..range.end].first() {
         None if method == b"OPTIONS" => "*",
         Some(b'/') => "",
         _ => "/",
     };
-    Ok((Some(start..path), path_prefix, path..range.end))
+    Ok((Some(start..path), implied_path, path..range.end))
 }
 
 /// Returns true if a text may be the value of a Host field: empty, `host`, `host:` or `host:port` (RFC 9110, 4.2 and

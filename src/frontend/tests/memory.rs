@@ -249,7 +249,7 @@ fn answers_that_do_not_move_are_given_up_for_their_memory() {
     let mut reported = Instant::now();
     until(|| {
         if reported.elapsed() > Duration::from_secs(3) {
-            harness.slots.report_shortage();
+            harness.slots.ask_for_memory();
             reported = Instant::now();
         }
         (harness.budget.held_bytes() < 2_000_000).then_some(())

@@ -270,7 +270,7 @@ impl<T> Lanes<T> {
     }
 
     /// Returns true if one more batch of the queue with this index may be in flight.
-    fn may_start_batch(&self, at: usize, now: Instant) -> bool {
+    fn may_start_batch(&self, queue: usize, now: Instant) -> bool {
         let Capacity { sessions, hashers, .. } = self.capacity;
         let (but_one, but_two) = ((sessions - 1).max(1), sessions.saturating_sub(2).max(1));
         // Each row has a group of queues, and the most batches that these queues may have in flight together.
@@ -284,10 +284,10 @@ impl<T> Lanes<T> {
             (&[HASH], hashers),
         ];
         let in_flight = |at: &usize| self.queues[*at].batch_starts.len();
-        let mut own = bounds.iter().filter(|(queues, _)| queues.contains(&at));
+        let mut own = bounds.iter().filter(|(queues, _)| queues.contains(&queue));
         own.all(|(queues, most)| queues.iter().map(in_flight).sum::<usize>() < *most)
-            && self.may_overlap(at, now)
-            && (at != LIST || self.listed_users < MAX_LISTED_USERS)
+            && self.may_overlap(queue, now)
+            && (queue != LIST || self.listed_users < MAX_LISTED_USERS)
     }
 
     /// Returns true if one more batch of a queue would be of use beside its batches in flight.
@@ -296,11 +296,11 @@ impl<T> Lanes<T> {
     /// on more they would compete with one another and with the database. Two batches of writes may overlap on any
     /// machine, because each waits for its commit. Longer batches wait for the network or a disk, so they may use all
     /// sessions. Stuck batches are not counted, so that they do not delay the next one.
-    fn may_overlap(&self, at: usize, now: Instant) -> bool {
-        let Queue { batch_starts, batch_time, .. } = &self.queues[at];
-        let few = (self.capacity.cores / 2).max(1 + usize::from(has_writes(at)));
+    fn may_overlap(&self, queue: usize, now: Instant) -> bool {
+        let Queue { batch_starts, batch_time, .. } = &self.queues[queue];
+        let few = (self.capacity.cores / 2).max(1 + usize::from(has_writes(queue)));
         let moving = batch_starts.iter().filter(|started_at| now < **started_at + STUCK_BATCH_TIME).count();
-        max_batch_size(at) == 1 || *batch_time >= SHORT_BATCH_TIME || moving < few
+        max_batch_size(queue) == 1 || *batch_time >= SHORT_BATCH_TIME || moving < few
     }
 }
 

@@ -37,7 +37,7 @@ pub enum Interception {
 pub type ControlHandler = Box<dyn FnOnce(Request, Instant, &dyn Fn(Response) -> bool) + Send>;
 
 /// A function that decides whether, and how, a request is intercepted. It must not block.
-pub type Intercept = Arc<dyn Fn(&Request) -> Option<Interception> + Send + Sync>;
+pub type InterceptHook = Arc<dyn Fn(&Request) -> Option<Interception> + Send + Sync>;
 
 /// Executes a control request, which is for the test harness, on a thread of its own.
 pub fn execute_control(dispatcher: Arc<Dispatcher>, handler: ControlHandler, claimed: ClaimedRequest) {
@@ -70,7 +70,7 @@ pub fn inject(dispatcher: Arc<Dispatcher>, fault: Fault, mut pending: PendingReq
                 return;
             }
         }
-        pending.cut_after_bytes = match fault {
+        pending.cut_at_byte = match fault {
             Fault::AnswerLost | Fault::Refused => Some(0),
             Fault::Cut(bytes) => Some(bytes),
             Fault::Unavailable | Fault::Slow(_) => None,

@@ -37,7 +37,7 @@ use crate::error::{BusyReason, Error};
 use crate::http::Response;
 use crate::operations::Outcome;
 use crate::{frontend::Slots, http::peer_network};
-pub use faults::{ControlHandler, Fault, Intercept, Interception};
+pub use faults::{ControlHandler, Fault, InterceptHook, Interception};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use requests::{MAX_MEMORY_WAIT, PendingRequest, Task, catch_panic};
 use std::sync::{Arc, atomic::Ordering};
@@ -75,7 +75,7 @@ struct Dispatcher {
     slots: Arc<Slots>,
     app: Arc<App>,
     /// The function that chooses the requests to intercept in a service for tests; `None` in any other service.
-    intercept: Option<Intercept>,
+    intercept: Option<InterceptHook>,
     schedule: Mutex<Schedule>,
     /// Wakes a worker that neither receives requests nor executes a batch.
     worker_wakeup: Condvar,
@@ -89,7 +89,7 @@ struct Schedule {
     /// The number of workers that wait for a ticket of the frontend, or judge the requests that their ticket names.
     receivers: usize,
     /// The earliest time at which the wait of a worker ends without a wake-up; `None` if no wait has a time limit.
-    next_timeout: Option<Instant>,
+    wait_ends_at: Option<Instant>,
     is_stopping: bool,
 }
 
@@ -100,10 +100,10 @@ impl Workers {
         slots: Arc<Slots>,
         app: Arc<App>,
         capacity: Capacity,
-        intercept: Option<Intercept>,
+        intercept: Option<InterceptHook>,
     ) -> io::Result<Workers> {
         let lanes = Lanes::new(capacity);
-        let schedule = Schedule { lanes, receivers: 0, next_timeout: None, is_stopping: false };
+        let schedule = Schedule { lanes, receivers: 0, wait_ends_at: None, is_stopping: false };
         let (schedule, worker_wakeup, hasher_wakeup) = (Mutex::new(schedule), Condvar::new(), Condvar::new());
         let dispatcher =
             Dispatcher { tiny_http, slots, app, intercept, schedule, worker_wakeup, hasher_wakeup };
@@ -125,7 +125,7 @@ impl Workers {
     pub fn stop(&mut self, timeout: Duration) {
         let deadline = Instant::now() + timeout;
         self.dispatcher.schedule.lock().is_stopping = true;
-        self.dispatcher.wake_all();
+        self.dispatcher.wake_all_threads();
         (0..MAX_RECEIVERS).for_each(|_| self.dispatcher.tiny_http.unblock());
         for thread in self.threads.drain(..) {
             while !thread.is_finished() {
@@ -158,17 +158,17 @@ impl Dispatcher {
         loop {
             let now = Instant::now();
             if let Some(batch) = schedule.lanes.take_batch(now, is_hasher) {
-                self.wake_if_needed(&schedule, now);
+                self.wake_thread_if_needed(&schedule, now);
                 drop(schedule);
                 schedule = self.execute_batch(batch);
             } else if schedule.is_stopping && schedule.lanes.is_idle() {
-                return self.wake_all();
+                return self.wake_all_threads();
             } else if is_hasher {
                 let ready_at = schedule.lanes.next_ready_time(now, is_hasher);
                 wait_until(&self.hasher_wakeup, &mut schedule, ready_at);
             } else if schedule.receivers < MAX_RECEIVERS && !schedule.is_stopping {
                 schedule.receivers += 1;
-                self.wake_if_needed(&schedule, now);
+                self.wake_thread_if_needed(&schedule, now);
                 drop(schedule);
                 // Catches a panic, so that this worker is not counted as a receiver for ever.
                 let tasks = catch_panic(None, || self.receive_requests());
@@ -185,20 +185,20 @@ impl Dispatcher {
     /// other worker ends, the wait of this one ends at that time.
     fn wait_for_work(&self, schedule: &mut MutexGuard<'_, Schedule>, now: Instant) {
         let timeout = schedule.lanes.next_ready_time(now, false);
-        let timeout = timeout.filter(|timeout| schedule.next_timeout.is_none_or(|next| *timeout < next));
-        schedule.next_timeout = timeout.or(schedule.next_timeout);
+        let timeout = timeout.filter(|timeout| schedule.wait_ends_at.is_none_or(|next| *timeout < next));
+        schedule.wait_ends_at = timeout.or(schedule.wait_ends_at);
         wait_until(&self.worker_wakeup, schedule, timeout);
-        if schedule.next_timeout == timeout {
-            schedule.next_timeout = None;
+        if schedule.wait_ends_at == timeout {
+            schedule.wait_ends_at = None;
         }
     }
 
     /// Wakes another worker if one is needed while this thread receives or executes: if a batch is ready, if no worker
     /// receives, or if a retry or a stuck batch is due before the wait of any worker ends. Also wakes a hasher if a
     /// password waits to be hashed.
-    fn wake_if_needed(&self, schedule: &Schedule, now: Instant) {
+    fn wake_thread_if_needed(&self, schedule: &Schedule, now: Instant) {
         let ready_at = schedule.lanes.next_ready_time(now, false);
-        let is_missed = ready_at.is_some_and(|at| schedule.next_timeout.is_none_or(|next| at < next));
+        let is_missed = ready_at.is_some_and(|at| schedule.wait_ends_at.is_none_or(|next| at < next));
         if is_missed || schedule.receivers == 0 || schedule.lanes.find_ready_queue(now, false).is_some() {
             self.worker_wakeup.notify_one();
         }
@@ -207,7 +207,7 @@ impl Dispatcher {
         }
     }
 
-    fn wake_all(&self) {
+    fn wake_all_threads(&self) {
         self.worker_wakeup.notify_all();
         self.hasher_wakeup.notify_all();
     }
@@ -228,7 +228,7 @@ impl Dispatcher {
             schedule.lanes.retain_awaited(|task| !self.slots.is_abandoned(task.pending.claimed.handle));
         }
         if !refused.is_empty() {
-            MutexGuard::unlocked(schedule, || self.answer_all(refused));
+            MutexGuard::unlocked(schedule, || self.send_answers(refused));
         }
     }
 
@@ -240,15 +240,15 @@ impl Dispatcher {
         // Leaves out commands whose client does not wait for the answer any more: it was answered 503 at its deadline,
         // or it has closed its connection.
         let is_live = |item: &QueuedTask| self.slots.mark_executing(item.task.pending.claimed.handle);
-        let (items, gone): (Vec<_>, Vec<_>) = mem::take(&mut batch.commands).into_iter().partition(is_live);
-        let (items, outcomes) = self.execute_commands(items);
-        let (mut answers, now) = (Vec::with_capacity(items.len()), Instant::now());
+        let (tasks, gone): (Vec<_>, Vec<_>) = mem::take(&mut batch.commands).into_iter().partition(is_live);
+        let (tasks, outcomes) = self.execute_commands(tasks);
+        let (mut answers, now) = (Vec::with_capacity(tasks.len()), Instant::now());
         let mut schedule = self.schedule.lock();
         gone.iter().for_each(|item| schedule.lanes.free_row(item));
         if batch.max_users == 0 {
             schedule.lanes.end_batch(&batch, now);
         }
-        for (item, outcome) in items.into_iter().zip(outcomes) {
+        for (item, outcome) in tasks.into_iter().zip(outcomes) {
             let given_up = match outcome {
                 Outcome::Continued => {
                     let step = item.task.command.next_step();
@@ -267,14 +267,14 @@ impl Dispatcher {
             };
             answers.extend(given_up);
         }
-        self.wake_if_needed(&schedule, now);
+        self.wake_thread_if_needed(&schedule, now);
         drop(schedule);
         // Makes the frontend wait for the next requests of these clients, so that they form one batch again. Does
         // not do so after a slow batch: its clients have waited for a lock or the network, and would gain little.
         if batch.is_short(now) && (2..=MAX_COALESCED_CLIENTS).contains(&answers.len()) {
             self.slots.expect_requests(answers.len());
         }
-        self.answer_all(answers);
+        self.send_answers(answers);
         let mut schedule = self.schedule.lock();
         if batch.max_users > 0 {
             schedule.lanes.end_batch(&batch, Instant::now());
@@ -283,24 +283,24 @@ impl Dispatcher {
     }
 
     /// Executes the commands of a batch. If that panics, the outcome of each command is the answer 500.
-    fn execute_commands(&self, mut items: Vec<QueuedTask>) -> (Vec<QueuedTask>, Vec<Outcome>) {
-        let count = items.len();
-        if let Some(item) = items.first() {
+    fn execute_commands(&self, mut tasks: Vec<QueuedTask>) -> (Vec<QueuedTask>, Vec<Outcome>) {
+        let count = tasks.len();
+        if let Some(item) = tasks.first() {
             self.app.metrics.count_batch(item.queued_step.lane as usize, count);
         }
-        let only = items.first().filter(|_| count == 1).map(|item| item.task.pending.claimed.id.clone());
-        let commands = items.iter_mut().map(|item| {
+        let only = tasks.first().filter(|_| count == 1).map(|item| item.task.pending.claimed.id.clone());
+        let commands = tasks.iter_mut().map(|item| {
             let Task { command, pending } = &mut *item.task;
             (command, pending.claimed.deadline)
         });
         let outcomes = catch_panic(only.as_ref(), || self.app.operations.execute(commands.collect()))
             .unwrap_or_else(|response| iter::repeat_n(response, count).map(Outcome::from).collect());
-        (items, outcomes)
+        (tasks, outcomes)
     }
 
     /// Sends the answers to requests whose commands are done, or are not executed any more. The caller must hold no
     /// lock, because logging may take time.
-    fn answer_all(&self, answers: Vec<(Box<Task>, Result<Response, Error>)>) {
+    fn send_answers(&self, answers: Vec<(Box<Task>, Result<Response, Error>)>) {
         for (mut task, answer) in answers {
             let (id, pending) = (task.pending.claimed.id.clone(), &mut task.pending);
             // Catches a panic, so that only one answer is lost. The frontend answers that request at its deadline.

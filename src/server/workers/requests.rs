@@ -17,10 +17,10 @@ use std::{convert::identity, fmt, mem, sync::Arc};
 const MAX_UNQUEUED_COMMANDS: usize = 256;
 /// The number of requests that a worker answers itself before it queues the commands of other requests, so that these
 /// commands do not wait for further answers.
-const MAX_ANSWERED_REQUESTS: usize = 8;
+const MAX_ANSWERS_BEFORE_QUEUEING: usize = 8;
 
 /// The most bytes of an answer that is sent without a reservation of memory from the budget.
-const MAX_UNRESERVED_BYTES: usize = 16 << 10;
+const MAX_UNRESERVED_ANSWER_BYTES: usize = 16 << 10;
 
 /// The longest time that a large answer waits until enough of the memory budget is free.
 pub(super) const MAX_MEMORY_WAIT: Duration = Duration::from_secs(2);
@@ -37,7 +37,7 @@ pub(super) struct PendingRequest {
     pub claimed: ClaimedRequest,
     /// The number of bytes of the answer after which the connection is closed, because a test asks for it; `None` to
     /// send the whole answer.
-    pub cut_after_bytes: Option<usize>,
+    pub cut_at_byte: Option<usize>,
     /// The time at which the worker received the request from tiny_http.
     received_at: Instant,
     /// The label `route` of the request in the metrics.
@@ -86,12 +86,12 @@ impl Dispatcher {
                     _ => answered += 1,
                 }
                 // Queues the commands so far, so that they do not wait while this worker answers further requests.
-                if answered >= MAX_ANSWERED_REQUESTS && !tasks.is_empty() {
+                if answered >= MAX_ANSWERS_BEFORE_QUEUEING && !tasks.is_empty() {
                     answered = 0;
-                    self.queue_and_wake(mem::take(&mut tasks));
+                    self.queue_and_wake_worker(mem::take(&mut tasks));
                 }
             }
-            if tasks.len() >= MAX_UNQUEUED_COMMANDS || answered >= MAX_ANSWERED_REQUESTS {
+            if tasks.len() >= MAX_UNQUEUED_COMMANDS || answered >= MAX_ANSWERS_BEFORE_QUEUEING {
                 break;
             }
             next = self.tiny_http.try_recv();
@@ -100,10 +100,10 @@ impl Dispatcher {
     }
 
     /// Queues the commands of requests, and wakes a worker to execute them.
-    fn queue_and_wake(&self, tasks: Vec<Box<Task>>) {
+    fn queue_and_wake_worker(&self, tasks: Vec<Box<Task>>) {
         let mut schedule = self.schedule.lock();
         self.queue_tasks(&mut schedule, tasks);
-        self.wake_if_needed(&schedule, Instant::now());
+        self.wake_thread_if_needed(&schedule, Instant::now());
     }
 
     /// Judges a request: makes a command of it, or answers it. Returns the command, or `None` if the request is answered
@@ -123,7 +123,7 @@ impl Dispatcher {
                 return None;
             }
         };
-        let mut pending = PendingRequest { claimed, cut_after_bytes: None, received_at, route_label, rights };
+        let mut pending = PendingRequest { claimed, cut_at_byte: None, received_at, route_label, rights };
         // Frees the memory of the header fields and the body. The log line needs only the method and the path.
         (pending.claimed.request.raw_headers, pending.claimed.request.body) = (String::new(), Vec::new());
         match (fault, verdict) {
@@ -155,7 +155,7 @@ impl Dispatcher {
     /// within `max_wait`, refuses the request instead.
     pub(super) fn send_answer(&self, pending: &mut PendingRequest, response: Response, max_wait: Duration) {
         let bytes = response.memory_bytes();
-        if bytes > MAX_UNRESERVED_BYTES {
+        if bytes > MAX_UNRESERVED_ANSWER_BYTES {
             let deadline = pending.claimed.deadline.min(Instant::now() + max_wait);
             pending.claimed.memory = self.app.operations.budget.reserve(bytes, deadline);
             if pending.claimed.memory.is_none() {
@@ -169,7 +169,7 @@ impl Dispatcher {
     fn send_and_log(&self, pending: &mut PendingRequest, response: Response) {
         let memory = pending.claimed.memory.take();
         let (status, took) = (response.status, pending.received_at.elapsed());
-        let send = || self.slots.send(pending.claimed.handle, response, pending.cut_after_bytes, memory);
+        let send = || self.slots.send(pending.claimed.handle, response, pending.cut_at_byte, memory);
         let sent = catch_panic(Some(&pending.claimed.id), send).unwrap_or(None);
         let PendingRequest { route_label, rights, claimed: ClaimedRequest { id, request, .. }, .. } = pending;
         let (name, path) = (&*request.method_name, request.path());

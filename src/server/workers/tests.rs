@@ -21,7 +21,7 @@ struct Service {
 }
 
 impl Service {
-    fn start(intercept: Option<Intercept>) -> Service {
+    fn start(intercept: Option<InterceptHook>) -> Service {
         let database = ScratchDatabase::create().expect("PostgreSQL is installed");
         let config = Config { db_pool_size: SESSIONS as u32, ..database.config() };
         let app = Arc::new(App::open(&config).unwrap());
@@ -62,7 +62,7 @@ impl Service {
     /// Waits until all workers wait for requests without a timer.
     fn is_at_rest(&self, what: &str) {
         self.until(what, |schedule| {
-            schedule.receivers == MAX_RECEIVERS && schedule.next_timeout.is_none() && schedule.lanes.is_idle()
+            schedule.receivers == MAX_RECEIVERS && schedule.wait_ends_at.is_none() && schedule.lanes.is_idle()
         });
     }
 }
@@ -97,7 +97,7 @@ fn what_is_due_belongs_to_a_worker_that_waits() {
     let changes: Vec<_> =
         (0..10).map(|n| service.send("PUT", "/users/1", &format!(r#"{{"name":"{n}"}}"#))).collect();
     for _ in 0..5 {
-        service.until("one wakes for the retry", |schedule| schedule.next_timeout.is_some());
+        service.until("one wakes for the retry", |schedule| schedule.wait_ends_at.is_some());
         assert_eq!(status(service.send("GET", "/users/1", "")), 200);
         service.until("both receive", |schedule| schedule.receivers == MAX_RECEIVERS);
     }
