@@ -26,7 +26,7 @@ impl List {
         let ListRequest { selection, page } = &self.0;
         match selection {
             Selection::Email(_) => Step::in_lane(Lane::Find),
-            _ => Step { max_users: page.per_page as usize, ..Step::in_lane(Lane::List) },
+            _ => Step { max_listed_users: page.per_page as usize, ..Step::in_lane(Lane::List) },
         }
     }
 }

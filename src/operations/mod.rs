@@ -153,13 +153,13 @@ pub struct Step {
     /// executed in the order of their arrival.
     pub changed_user: Option<i64>,
     /// The most users that the answer to a list has; 0 for other commands.
-    pub max_users: usize,
+    pub max_listed_users: usize,
 }
 
 impl Step {
     /// Returns a step of a command that changes no user.
     pub const fn in_lane(lane: Lane) -> Step {
-        Step { lane, changed_user: None, max_users: 0 }
+        Step { lane, changed_user: None, max_listed_users: 0 }
     }
 
     /// Returns a step of a command that changes the user with this id.

@@ -26,7 +26,7 @@ enum BodyPart {
     /// Content, with the number of bytes that are still to arrive: of the body, or of the current chunk.
     Data(usize),
     /// The line end behind the content of a chunk.
-    ChunkEnd,
+    LineEndAfterChunk,
     /// The line with the size of a chunk.
     SizeLine,
     TrailerLine,
@@ -60,7 +60,7 @@ impl ArrivingRequest {
                     self.framed_request.request.body.extend_from_slice(&rest[..count]);
                     *used += count;
                     self.next_part = match left - count {
-                        0 if self.is_chunked => BodyPart::ChunkEnd,
+                        0 if self.is_chunked => BodyPart::LineEndAfterChunk,
                         left => BodyPart::Data(left),
                     };
                     match self.next_part {
@@ -68,7 +68,7 @@ impl ArrivingRequest {
                         _ => continue,
                     }
                 }
-                BodyPart::ChunkEnd => (0, Error::BadRequest("a chunk is too long")),
+                BodyPart::LineEndAfterChunk => (0, Error::BadRequest("a chunk is too long")),
                 BodyPart::SizeLine => (MAX_CHUNK_LINE, Error::BadRequest("a chunk's size line is too long")),
                 BodyPart::TrailerLine => (limits.max_head_bytes - self.overhead_bytes, Error::HeadTooLarge),
             };
@@ -105,7 +105,7 @@ impl ArrivingRequest {
                 }
                 Ok(BodyPart::TrailerLine)
             }
-            BodyPart::ChunkEnd | BodyPart::Data(_) => Ok(BodyPart::SizeLine),
+            BodyPart::LineEndAfterChunk | BodyPart::Data(_) => Ok(BodyPart::SizeLine),
         }
     }
 }

@@ -13,8 +13,8 @@ use std::net::{IpAddr, SocketAddr};
 /// or no client is named.
 ///
 /// The caller uses the result only on a connection of a trusted proxy.
-pub fn find_client(fields: &[httparse::Header], trusted: &TrustedProxies) -> Option<IpAddr> {
-    if trusted.is_empty() {
+pub fn find_client(fields: &[httparse::Header], proxies: &TrustedProxies) -> Option<IpAddr> {
+    if proxies.is_empty() {
         return None;
     }
     let lists = field_values(fields, "x-forwarded-for").map(|list| str::from_utf8(list).unwrap_or_default());
@@ -23,7 +23,7 @@ pub fn find_client(fields: &[httparse::Header], trusted: &TrustedProxies) -> Opt
     for hop in hops.rev() {
         let Some(address) = parse_address(hop.trim()) else { break };
         found = Some(address);
-        if !trusted.contains(found) {
+        if !proxies.contains(found) {
             break;
         }
     }

@@ -22,10 +22,10 @@ pub struct Head {
 }
 
 impl Head {
-    /// Parses and checks the fields of a head. `bytes` is the whole head, `line` its request line, and `client` the
-    /// client that `X-Forwarded-For` names.
+    /// Parses and checks the fields of a head. `line` is the request line of the head, and `client` the client
+    /// that `X-Forwarded-For` names.
     pub fn parse(
-        bytes: &[u8],
+        head: &[u8],
         line: &RequestLine,
         fields: &[Header],
         client: Option<IpAddr>,
@@ -58,7 +58,7 @@ impl Head {
         } else {
             Persistence::KeepAlive(keep_alive_seconds(limits.idle_timeout))
         };
-        let request = make_request(bytes, line, client);
+        let request = make_request(head, line, client);
         Ok(Head {
             framed_request: FramedRequest { request, persistence },
             body_length: (!is_chunked).then(|| length.unwrap_or(0)),
@@ -93,15 +93,15 @@ fn has_option(fields: &[Header], connection_option: &[u8]) -> bool {
 
 /// Makes the request of a head, without its body. If the target is in absolute form, its authority replaces the Host
 /// field, by standing before it.
-fn make_request(bytes: &[u8], line: &RequestLine, peer: Option<IpAddr>) -> Request {
-    let name = String::from_utf8_lossy(line.method(bytes));
+fn make_request(head: &[u8], line: &RequestLine, peer: Option<IpAddr>) -> Request {
+    let name = String::from_utf8_lossy(line.method(head));
     let method = Method::from(&*name);
     let text = |bytes| String::from_utf8_lossy(bytes);
-    let mut raw_headers = text(&bytes[fields_start(bytes)..bytes.len() - "\r\n".len()]).into_owned();
-    if let Some(authority) = line.authority(bytes) {
+    let mut raw_headers = text(&head[fields_start(head)..head.len() - "\r\n".len()]).into_owned();
+    if let Some(authority) = line.authority(head) {
         raw_headers.insert_str(0, &format!("Host: {}\r\n", text(authority)));
     }
-    let target = line.target(bytes);
+    let target = line.target(head);
     Request { method, method_name: method.name_for_log(&name), target, raw_headers, body: Vec::new(), peer }
 }
 
@@ -136,12 +136,12 @@ pub struct AnswerInfo {
 }
 
 impl AnswerInfo {
-    /// Collects the values that an answer needs. `bytes` is the head, from which `line` and `fields` were parsed.
-    pub fn parse(line: &RequestLine, bytes: &[u8], fields: &[Header], limits: &Limits) -> Self {
+    /// Collects the values that an answer needs. `line` and `fields` were parsed from `head`.
+    pub fn parse(line: &RequestLine, head: &[u8], fields: &[Header], limits: &Limits) -> Self {
         let named = fields.iter().map(|field| (field.name, field.value));
         let cors = Cors::for_request(&limits.allowed_origins, named);
         let client = forwarded::find_client(fields, &limits.trusted_proxies);
-        AnswerInfo { id: parse_request_id(fields), cors, head_only: line.method(bytes) == b"HEAD", client }
+        AnswerInfo { id: parse_request_id(fields), cors, head_only: line.method(head) == b"HEAD", client }
     }
 }
 

@@ -84,9 +84,9 @@ pub struct Batch<T> {
     queue_index: usize,
     started_at: Instant,
     /// The number of commands in the batch when it was started.
-    size_at_start: usize,
+    initial_size: usize,
     /// The most users that the answers to a batch of lists can have together; 0 for a batch of other commands.
-    pub max_users: usize,
+    pub listed_users: usize,
 }
 
 impl<T> Batch<T> {
@@ -184,9 +184,9 @@ impl<T> Lanes<T> {
         self.started_batches += 1;
         queue.last_batch_number = self.started_batches;
         queue.batch_starts.push(now);
-        let max_users = commands.iter().map(|command| command.queued_step.max_users).sum();
-        self.listed_users += max_users;
-        Some(Batch { size_at_start: commands.len(), commands, queue_index: at, started_at: now, max_users })
+        let listed_users = commands.iter().map(|command| command.queued_step.max_listed_users).sum();
+        self.listed_users += listed_users;
+        Some(Batch { initial_size: commands.len(), commands, queue_index: at, started_at: now, listed_users })
     }
 
     /// Returns the next time at which a batch may become ready although no batch ends: the pause of a command is over,
@@ -206,11 +206,11 @@ impl<T> Lanes<T> {
         let queue = &mut self.queues[batch.queue_index];
         let index = queue.batch_starts.iter().position(|other| *other == batch.started_at);
         queue.batch_starts.swap_remove(index.expect("it is in flight"));
-        self.listed_users -= batch.max_users;
+        self.listed_users -= batch.listed_users;
         let took = now - batch.started_at;
         queue.batch_time = match batch.queue_index {
             HASH => (7 * queue.batch_time + took) / 8,
-            at if has_writes(at) => took.saturating_sub(TIME_PER_WRITE * batch.size_at_start as u32),
+            at if has_writes(at) => took.saturating_sub(TIME_PER_WRITE * batch.initial_size as u32),
             _ => took,
         }
         .min(2 * queue.batch_time.max(SHORT_BATCH_TIME / 8));
@@ -314,14 +314,14 @@ impl<T> QueuedCommand<T> {
 
 impl<T> Queue<T> {
     /// Takes up to `max_commands` commands that may start, and no further list once the answers to the taken lists can
-    /// have `max_users` users together.
+    /// have `max_listed_users` users together.
     ///
     /// Takes the commands in rounds: each round takes the next command of each client address, beginning with the
     /// address after the one that had the last turn. Takes only the oldest change of a row, and marks the row as taken.
     fn take_commands(
         &mut self,
         max_commands: usize,
-        mut max_users: usize,
+        mut max_listed_users: usize,
         taken_rows: &mut HashSet<i64>,
         now: Instant,
     ) -> Vec<QueuedCommand<T>> {
@@ -340,11 +340,11 @@ impl<T> Queue<T> {
         order.sort_unstable();
         let mut is_chosen = vec![false; self.commands.len()];
         for (count, _, peer, at) in order.into_iter().take(max_commands) {
-            if max_users == 0 {
+            if max_listed_users == 0 {
                 break;
             }
             let command = &mut self.commands[at];
-            max_users = max_users.saturating_sub(command.queued_step.max_users);
+            max_listed_users = max_listed_users.saturating_sub(command.queued_step.max_listed_users);
             if let Some(row) = command.queued_step.changed_user {
                 taken_rows.insert(row);
                 command.owns_row = true;

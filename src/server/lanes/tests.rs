@@ -264,7 +264,7 @@ fn one_address_does_not_keep_others_out() {
 #[test]
 fn lists_in_flight_have_few_users() {
     let mut bench = Bench::new(CAPACITY);
-    let list = |users| Step { max_users: users, ..Step::in_lane(Lane::List) };
+    let list = |users| Step { max_listed_users: users, ..Step::in_lane(Lane::List) };
     bench.push(1, 0, list(4000));
     (1..10).for_each(|n| {
         bench.push(1, n, list(999));
@@ -387,7 +387,7 @@ impl World {
         let row = self.random.below(ROWS) as i64;
         let step = match self.random.below(20) {
             0..8 => Step::in_lane(Lane::Find),
-            8..10 => Step { max_users: self.random.below(1000) as usize, ..Step::in_lane(Lane::List) },
+            8..10 => Step { max_listed_users: self.random.below(1000) as usize, ..Step::in_lane(Lane::List) },
             10..13 => Step::in_lane(Lane::Hash),
             13..16 => Step::in_lane(Lane::Create),
             16 => Step::change(Lane::Single, row),
@@ -443,7 +443,7 @@ impl World {
         assert!(of(Lane::Create) <= but_two && changes <= but_two && of(Lane::List) <= but_one);
         assert!(count(RETRY) <= (but_one / 2).max(1));
         let users = |batch: &Batch<u32>| {
-            batch.commands.iter().map(|command| command.queued_step.max_users).sum::<usize>()
+            batch.commands.iter().map(|command| command.queued_step.max_listed_users).sum::<usize>()
         };
         let lists = self.in_flight.iter().filter(|batch| batch.queue_index == Lane::List as usize);
         assert!(lists.map(users).sum::<usize>() < 2 * MAX_LISTED_USERS);

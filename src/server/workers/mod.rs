@@ -245,7 +245,7 @@ impl Dispatcher {
         let (mut answers, now) = (Vec::with_capacity(tasks.len()), Instant::now());
         let mut schedule = self.schedule.lock();
         gone.iter().for_each(|item| schedule.lanes.free_row(item));
-        if batch.max_users == 0 {
+        if batch.listed_users == 0 {
             schedule.lanes.end_batch(&batch, now);
         }
         for (item, outcome) in tasks.into_iter().zip(outcomes) {
@@ -276,7 +276,7 @@ impl Dispatcher {
         }
         self.send_answers(answers);
         let mut schedule = self.schedule.lock();
-        if batch.max_users > 0 {
+        if batch.listed_users > 0 {
             schedule.lanes.end_batch(&batch, Instant::now());
         }
         schedule
