@@ -1,6 +1,6 @@
 //! `DELETE /users/{id}`: deletes a user, if the user's revision meets the precondition.
 
-use super::{Change, Lane, Operations, Outcome, Step, changed_row, etag_params};
+use super::{Change, Lane, Operations, Outcome, Step, changed_row, etag_params, refused_by_trigger};
 use crate::db::{Failure, Pool, session::Param};
 use crate::error::Error;
 use crate::http::{Request, Response};
@@ -52,7 +52,7 @@ pub(crate) const DELETE_MANY: &str = "
         case when d.id is not null then 'done' when s.id is null then 'missing'
             when (given.if_any or s.version = given.if_version and s.updated_at = given.if_updated) is not true
                 then 'precondition failed'
-            when given.asked = any (array(select id from target)) then 'missing'  -- a trigger has kept it
+            when given.asked = any (array(select id from target)) then 'refused'  -- a trigger has kept it
             else 'locked' end as outcome
     from given left join deleted d on d.id = given.asked
         left join lateral (select * from users where id = given.asked limit 1) s on true";
@@ -89,11 +89,9 @@ impl Change for Delete {
         if !operations.pool.execute(DELETE, &params, Some(deadline))?.is_empty() {
             return Ok(Response::no_content().into());
         }
-        if !condition.is_always_met() {
-            operations.find_user(*id, condition)?;
-        }
-        // If the user was read before, the user has changed since, so that a retry may succeed. Otherwise there is no
-        // such user, or a trigger has prevented the delete.
-        Err(if before.is_some() { Failure::Contended } else { Error::NotFound.into() })
+        let user = operations.find_user(*id, condition)?;
+        // If the user has changed since it was read, a retry may succeed.
+        let has_changed = before.is_some_and(|before| before.revision() != user.revision());
+        Err(if has_changed { Failure::Contended } else { refused_by_trigger(DELETE) })
     }
 }

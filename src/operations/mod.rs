@@ -339,8 +339,15 @@ fn changed_row(row: Option<&Row>) -> Result<Option<&Row>, Failure> {
         "by itself" => Ok(None),
         "precondition failed" => Err(Error::PreconditionFailed.into()),
         "locked" => Err(Failure::Contended),
+        "refused" => Err(refused_by_trigger("")),
         _ => Err(Error::NotFound.into()),
     }
+}
+
+/// Returns the error for a change of a row that a trigger of another program has left as it was.
+fn refused_by_trigger(sql: &'static str) -> Failure {
+    let message = "a trigger of another program left the row as it was, by returning null".to_owned();
+    Error::Database { sql, message, code: String::new() }.into()
 }
 
 /// Returns three parameters by which a statement changes a row only at an allowed revision: true if every revision is

@@ -3,7 +3,10 @@
 //! A missing user is answered 404 even if the body is invalid. Therefore the user is looked up before a body is refused
 //! or a password is hashed. For all other requests, the statement of the change finds out whether the user exists.
 
-use super::{Change, Command, Find, Lane, Operations, Outcome, Step, answer_with, changed_row, etag_params};
+use super::{
+    Change, Command, Find, Lane, Operations, Outcome, Step, answer_with, changed_row, etag_params,
+    refused_by_trigger,
+};
 use crate::db::{Failure, Pool, session::Param};
 use crate::error::Error;
 use crate::http::Request;
@@ -171,25 +174,24 @@ impl Update {
             // Answers an update that alters nothing with the committed record, even if another transaction has locked
             // the record.
             let user = operations.find_user(*id, condition)?;
+            let has_all_values = has_all_values(&user, &self.changes);
             match before {
-                _ if has_all_values(&user, &self.changes) => return Ok(user),
-                // The user is still at the revision that was read, because there was no password to remove, or because
-                // a trigger has prevented the change.
-                Some(before) if before.revision() == user.revision() => return Ok(user),
-                Some(_) => return Err(Failure::Contended),
+                _ if has_all_values && password.is_none() => return Ok(user),
+                Some(before) if before.revision() != user.revision() => return Err(Failure::Contended),
+                // There was no password to remove.
+                Some(_) if has_all_values && matches!(password, Some(None)) => return Ok(user),
+                Some(_) => return Err(refused_by_trigger(sql)),
                 None => before = Some(user),
             }
         }
     }
 }
 
-/// Returns true if the user already has all values that the changes set. A change of the password always counts as a
-/// new value.
+/// Returns true if the user already has all values that the changes set, apart from the password.
 fn has_all_values(user: &User, changes: &UserChanges) -> bool {
     // Names all fields, so that the compiler reports a new field that is not compared here.
-    let UserChanges { name, email, password } = changes;
-    password.is_none()
-        && name.as_ref().is_none_or(|name| *name == user.name)
+    let UserChanges { name, email, password: _ } = changes;
+    name.as_ref().is_none_or(|name| *name == user.name)
         && email.as_ref().is_none_or(|email| *email == user.email)
 }
 

@@ -156,8 +156,12 @@ pub fn import(
     if options.dry_run || (outcome.refused_records > 0 && !options.skip_invalid) {
         return Ok(outcome);
     }
-    // Counts the users that the database has stored, because a trigger may leave users out.
-    outcome.imported_users = bulk::store_staged_users(&mut transaction, options.keep_ids)?;
+    let stored_users = bulk::store_staged_users(&mut transaction, options.keep_ids)?;
+    if let left_out @ 1.. = outcome.imported_users.saturating_sub(stored_users) {
+        return Err(TransferError::Database(format!(
+            "a trigger of another program left out {left_out} of the users"
+        )));
+    }
     before_commit();
     transaction.commit().map_err(|error| TransferError::UncertainCommit(explain(&error)))?;
     Ok(outcome)

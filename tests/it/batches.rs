@@ -214,17 +214,27 @@ fn what_a_trigger_refuses_is_refused_alone() {
     ];
     let [first, left_out, moved, last] =
         ["m1 1@example.com", "n5 5@example.com", "moved taken@example.com", "m8 8@example.com"];
-    // A user that is left out is answered as a lone request is.
-    assert_eq!(update(&service, batch, soon), [first, "Database", left_out, moved, taken, last]);
+    assert_eq!(update(&service, batch, soon), [first, "Database", "Database", moved, taken, last]);
     let unchanged = "n2 2@example.com, n3 3@example.com, n4 4@example.com";
     let expected = format!("{first}, {unchanged}, {left_out}, {moved}, n7 7@example.com, {last}");
     assert_eq!(service.database.value(stored), expected);
 
     let batch = [(1, any), (2, any), (4, any), (5, any), (6, any), (7, any), (8, any)];
-    let expected = ["done", "Database", "NotFound", "done", "done", "done", "done"];
+    let expected = ["done", "Database", "Database", "done", "done", "done", "done"];
     assert_eq!(delete(&service, &batch, soon), expected);
     assert_eq!(service.database.value(stored), unchanged);
     assert_eq!(service.client().get("/users").json()["total"], 3);
+
+    // Alone, too: no answer says that what a trigger prevented was done.
+    let mut client = service.client();
+    assert_eq!(client.patch("/users/4", r#"{"name":"left out","password":"not stored"}"#).status, 500);
+    assert_eq!(client.patch("/users/4", r#"{"name":"left out","password":null}"#).status, 500);
+    assert_eq!(client.put("/users/4", r#"{"name":"left out"}"#).status, 500);
+    assert_eq!(client.delete("/users/4").status, 500);
+    assert_eq!(client.delete("/users/1").status, 404);
+    let login = r#"{"email":"4@example.com","password":"not stored"}"#;
+    assert_eq!(client.post("/users/authenticate", login).status, 401);
+    assert_eq!(service.database.value(stored), unchanged);
 }
 
 /// A change that is late is not sent, whatever is stored. Each create of a batch has a deadline of its own.
