@@ -74,8 +74,8 @@
 //!   blocking section, and even from its tasks, whose thread it then blocks.
 //! - Every failure is a value: a [`StartError`] before the service runs, a status in its answers after that.
 //! - Stopping, or dropping, gives back the port, the threads, the connections and the files. Each server leaks one
-//!   value of tiny_http, which also logs one error at each start (target `tiny_http`): userd gives it a listening
-//!   socket that accepts no second connection.
+//!   value of tiny_http, whose four idle threads end within five seconds. tiny_http also logs one error at each start
+//!   (target `tiny_http`): userd gives it a listening socket that accepts no second connection.
 //!
 //! # Features
 //!

@@ -30,9 +30,9 @@ pub fn parse_condition(request: &Request) -> Result<Condition, Error> {
     // Ignores weak tags in If-Match, where a weak tag matches no revision. In If-None-Match, weak tags match as strong
     // tags do (RFC 9110, 13.1).
     let if_match = parse_revisions(request, "if-match", false, if_match)
-        .ok_or(Error::BadRequest("If-Match holds neither * nor entity tags in double quotes"))?;
+        .ok_or(Error::BadRequest("If-Match must be *, or entity tags in double quotes"))?;
     let if_none_match = parse_revisions(request, "if-none-match", true, if_none_match)
-        .ok_or(Error::BadRequest("If-None-Match holds neither * nor entity tags in double quotes"))?;
+        .ok_or(Error::BadRequest("If-None-Match must be *, or entity tags in double quotes"))?;
     Ok(Condition { if_match, if_none_match })
 }
 

@@ -116,6 +116,9 @@ pub fn parse_object(body: &[u8]) -> Result<Map<String, Value>, Error> {
 /// first character of the body, because the body may contain a password.
 fn describe_non_object(body: &[u8], problem: &str) -> String {
     let first = String::from_utf8_lossy(body).trim_ascii_start().chars().next().unwrap_or_default();
+    if first == '{' {
+        return format!("the body is not valid JSON: {problem}");
+    }
     format!(
         "the body is not a JSON object: it begins with {first:?} ({problem}); a file arrives as it is: curl -d @user.json"
     )
