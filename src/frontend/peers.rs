@@ -46,9 +46,9 @@ impl fmt::Display for ClientName {
     }
 }
 
-/// The reasons why a connection may be closed for another one. Connections with a reason further up are closed first.
+/// The ranks of connections that may be closed for another one. Connections of a rank further up are closed first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum CloseCause {
+pub enum CloseRank {
     /// The connection is between requests: closing it loses no request and no answer.
     Idle,
     /// The request is incomplete.
@@ -62,8 +62,8 @@ pub enum CloseCause {
 /// Returns true if a client that holds `held_by_loser` connections (or bytes) may lose one for a newcomer that holds
 /// `held_by_newcomer`: only if the newcomer then holds no more than the loser. An idle connection may also be replaced
 /// by its own client.
-pub fn may_displace(held_by_newcomer: usize, held_by_loser: usize, cause: CloseCause) -> bool {
-    held_by_newcomer + 1 < held_by_loser || (cause == CloseCause::Idle && held_by_newcomer <= held_by_loser)
+pub fn may_displace(held_by_newcomer: usize, held_by_loser: usize, rank: CloseRank) -> bool {
+    held_by_newcomer + 1 < held_by_loser || (rank == CloseRank::Idle && held_by_newcomer <= held_by_loser)
 }
 
 #[cfg(test)]
@@ -84,9 +84,9 @@ mod tests {
     fn displacing_never_reverses_the_order() {
         let rows = [(0, 1, false), (0, 2, true), (1, 2, false), (1, 3, true), (2, 3, false), (5, 5, false)];
         for (newcomer, held, expected) in rows {
-            assert_eq!(may_displace(newcomer, held, CloseCause::Incomplete), expected, "{newcomer} {held}");
-            assert!(may_displace(newcomer, held, CloseCause::Idle));
+            assert_eq!(may_displace(newcomer, held, CloseRank::Incomplete), expected, "{newcomer} {held}");
+            assert!(may_displace(newcomer, held, CloseRank::Idle));
         }
-        assert!(!may_displace(2, 1, CloseCause::Idle));
+        assert!(!may_displace(2, 1, CloseRank::Idle));
     }
 }

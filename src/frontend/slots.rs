@@ -162,9 +162,9 @@ impl Slots {
         }
     }
 
-    /// Moves the slots that workers have queued for the event loop to the end of the list `due`.
-    pub(super) fn take_queued_slots(&self, due: &mut Vec<u32>) {
-        due.append(&mut self.slots_for_loop.lock());
+    /// Moves the slots that workers have queued for the event loop to the end of the list `due_slots`.
+    pub(super) fn take_queued_slots(&self, due_slots: &mut Vec<u32>) {
+        due_slots.append(&mut self.slots_for_loop.lock());
     }
 
     /// Tells the event loop that a worker waits for memory, so that it closes connections.

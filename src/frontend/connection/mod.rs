@@ -56,9 +56,9 @@ pub struct LoopContext {
     pub stop_deadline: Option<Instant>,
 }
 
-/// A token by which an open connection is counted. Each holds a clone of one `Permit`, whose reference count tells the
-/// event loop how many connections are open.
-pub type Permit = Arc<()>;
+/// A token by which an open connection is counted. Each holds a clone of one `ConnectionPermit`, whose reference count
+/// tells the event loop how many connections are open.
+pub type ConnectionPermit = Arc<()>;
 
 /// The action that a connection asks of the event loop, when the event loop has called the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,7 +97,7 @@ pub struct Connection {
     awaits_writable: bool,
     /// The permit by which the connection is counted as open. `None` for a surplus connection: it gets a 503, and does
     /// not count towards `max_connections`.
-    pub permit: Option<Permit>,
+    pub permit: Option<ConnectionPermit>,
     /// The reservation in the memory budget: for bytes that are not parsed yet, for the request until a worker claims
     /// it, and then for an answer that the socket has not taken completely.
     pub memory: Reservation,
@@ -110,7 +110,7 @@ impl Connection {
         socket: Socket,
         peer: Peer,
         request_number: u64,
-        permit: Permit,
+        permit: ConnectionPermit,
         context: &LoopContext,
     ) -> Connection {
         Connection {
@@ -194,7 +194,7 @@ impl Connection {
     /// or if its deadline has moved into the future.
     pub fn end_early(&mut self, why: Option<BusyReason>, slot: u32, context: &mut LoopContext) -> LoopAction {
         let may_end = match why {
-            Some(_) => self.close_cause().is_some(),
+            Some(_) => self.close_rank().is_some(),
             None => self.deadline(&context.limits).is_some_and(|at| at <= context.now),
         };
         let error = match &self.state {

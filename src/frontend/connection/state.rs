@@ -5,7 +5,7 @@ use super::{Connection, writing::UnsentAnswer};
 use crate::config::Limits;
 use crate::frontend::{
     http1::{framing::Framing, head::AnswerInfo},
-    peers::CloseCause,
+    peers::CloseRank,
 };
 use crate::http::{Persistence, Request, RequestId};
 use std::time::{Duration, Instant};
@@ -81,18 +81,18 @@ impl Connection {
         self.request_number == request_number && matches!(self.state, State::Working { .. })
     }
 
-    /// Returns why this connection may be closed for another one, and the time since which it may; `None` if the
-    /// connection may not be closed.
-    pub fn close_cause(&self) -> Option<(CloseCause, Instant)> {
+    /// Returns the rank of this connection among those that may be closed for another one, and the time since which it
+    /// may be closed; `None` if it may not be closed.
+    pub fn close_rank(&self) -> Option<(CloseRank, Instant)> {
         if self.permit.is_none() || self.counted_client.is_trusted_proxy {
             return None;
         }
         match &self.state {
-            State::Idle { since, .. } | State::Lingering { until: since } => Some((CloseCause::Idle, *since)),
-            State::Arriving { since, .. } => Some((CloseCause::Incomplete, *since)),
-            State::Writing { answer, .. } => Some((CloseCause::Stalled, answer.last_sent_at)),
+            State::Idle { since, .. } | State::Lingering { until: since } => Some((CloseRank::Idle, *since)),
+            State::Arriving { since, .. } => Some((CloseRank::Incomplete, *since)),
+            State::Writing { answer, .. } => Some((CloseRank::Stalled, answer.last_sent_at)),
             State::Working { stage: WorkStage::Executing, .. } | State::Closing => None,
-            State::Working { since, .. } => Some((CloseCause::Queued, *since)),
+            State::Working { since, .. } => Some((CloseRank::Queued, *since)),
         }
     }
 

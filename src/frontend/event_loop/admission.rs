@@ -9,8 +9,8 @@
 
 use super::{EventLoop, MIN_SWEEP_PAUSE, register_readable};
 use crate::frontend::{
-    connection::{Connection, LoopAction, Permit},
-    peers::{CloseCause, Peer, may_displace},
+    connection::{Connection, ConnectionPermit, LoopAction},
+    peers::{CloseRank, Peer, may_displace},
 };
 use crate::{error::BusyReason, http::PeerKey};
 use mio::Token;
@@ -72,7 +72,7 @@ impl EventLoop {
         let (now, limits) = (self.context.now, &self.context.limits);
         let peer = Peer::new(address, &limits.trusted_proxies);
         let why = BusyReason::TooManyConnections;
-        let admitted = Permit::strong_count(&self.shared_permit) - 1;
+        let admitted = ConnectionPermit::strong_count(&self.shared_permit) - 1;
         let full = admitted >= limits.max_connections && !self.close_another(why, Some(peer));
         if self.free_slots.is_empty() {
             self.close_surplus();
@@ -126,27 +126,27 @@ impl EventLoop {
             if connection.permit.is_some() {
                 *held.entry(key).or_default() += units;
             }
-            let (state, since) = connection.close_cause()?;
-            (units > 0).then_some((key, state, since, slot))
+            let (rank, since) = connection.close_rank()?;
+            (units > 0).then_some((key, rank, since, slot))
         });
         let held_by = |key| held.get(&key).copied().unwrap_or_default();
         // Counts a newcomer that is a trusted proxy as a client that holds nothing: the client behind the proxy is not
         // known yet.
         let newcomer = newcomer.map(|peer| peer.counting_key().map_or(0, held_by));
-        let may_close = |&(key, state, since, _): &(PeerKey, CloseCause, Instant, u32)| {
-            let displaced = newcomer.is_some_and(|newcomer| may_displace(newcomer, held_by(key), state));
+        let may_close = |&(key, rank, since, _): &(PeerKey, CloseRank, Instant, u32)| {
+            let displaced = newcomer.is_some_and(|newcomer| may_displace(newcomer, held_by(key), rank));
             let stalled = self.context.now >= since + MIN_STALL_TIME;
-            match (why, state) {
-                (BusyReason::NoMemory, CloseCause::Stalled) => stalled,
-                (BusyReason::NoMemory, CloseCause::Incomplete) => stalled || displaced,
+            match (why, rank) {
+                (BusyReason::NoMemory, CloseRank::Stalled) => stalled,
+                (BusyReason::NoMemory, CloseRank::Incomplete) => stalled || displaced,
                 (BusyReason::NoMemory, _) => false,
-                (_, CloseCause::Idle) => displaced || newcomer.is_none(),
+                (_, CloseRank::Idle) => displaced || newcomer.is_none(),
                 _ => displaced,
             }
         };
         let candidates = expendable.into_iter().filter(may_close);
         candidates
-            .min_by_key(|(key, state, since, _)| (Reverse(held_by(*key)), *state, *since))
+            .min_by_key(|(key, rank, since, _)| (Reverse(held_by(*key)), *rank, *since))
             .map(|(.., slot)| slot)
     }
 

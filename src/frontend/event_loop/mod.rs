@@ -8,7 +8,7 @@ mod admission;
 mod coalescing;
 
 use self::coalescing::CoalescingPolicy;
-use super::connection::{Connection, LINGER_TIME, LoopAction, LoopContext, Permit};
+use super::connection::{Connection, ConnectionPermit, LINGER_TIME, LoopAction, LoopContext};
 use super::slots::{SlotContents, Slots};
 use super::{Listener, SharedResources};
 use crate::{config::Limits, error::BusyReason};
@@ -49,7 +49,7 @@ pub struct EventLoop {
     slots_without_ticket: Vec<u32>,
     /// The permit of which each open connection has a clone: the reference count tells the number of open connections.
     /// A surplus connection, which only gets a 503, has none.
-    shared_permit: Permit,
+    shared_permit: ConnectionPermit,
     /// The number of connections that were accepted since the start. The first `request_number` of a connection
     /// has this number as its upper half, so that no two requests of a slot have the same number.
     accepted_connections: u64,
@@ -101,7 +101,7 @@ impl EventLoop {
             listener: Some(listener),
             ticket_stream,
             slots_without_ticket: Vec::new(),
-            shared_permit: Permit::default(),
+            shared_permit: ConnectionPermit::default(),
             accepted_connections: 0,
             free_slots: (0..slots.len() as u32).rev().collect(),
             slots,

@@ -33,7 +33,7 @@ const SHORT_BATCH_TIME: Duration = Duration::from_millis(1);
 
 /// An estimate of how much longer each command makes a batch of writes. The estimate is subtracted from the time of a
 /// batch, so that a large batch can count as short, too.
-const TIME_PER_WRITE: Duration = Duration::from_micros(20);
+const ESTIMATED_TIME_PER_WRITE: Duration = Duration::from_micros(20);
 
 /// The time after which a batch in flight counts as stuck: most likely it waits for a lock.
 const STUCK_BATCH_TIME: Duration = Duration::from_millis(5);
@@ -210,7 +210,7 @@ impl<T> Lanes<T> {
         let took = now - batch.started_at;
         queue.batch_time = match batch.queue_index {
             HASH => (7 * queue.batch_time + took) / 8,
-            at if has_writes(at) => took.saturating_sub(TIME_PER_WRITE * batch.initial_size as u32),
+            at if has_writes(at) => took.saturating_sub(ESTIMATED_TIME_PER_WRITE * batch.initial_size as u32),
             _ => took,
         }
         .min(2 * queue.batch_time.max(SHORT_BATCH_TIME / 8));
