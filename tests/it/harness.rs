@@ -391,7 +391,7 @@ fn controls_are_no_requests_to_the_service() {
 /// A control whose time is up has changed nothing.
 #[test]
 fn what_has_timed_out_is_undone() {
-    let userd = Tested::start(&["--set", "REQUEST_TIMEOUT=1"]);
+    let userd = Tested::start(&["--set", "REQUEST_TIMEOUT=2"]);
     let mut client = userd.client();
     assert_eq!(client.post("/users", ADA).status, 201);
     let mut session = postgres::Client::connect(userd.value("USERD_DATABASE_URL"), postgres::NoTls).unwrap();
