@@ -142,12 +142,12 @@ impl<T> Lanes<T> {
     pub fn push(&mut self, task: T, step: Step, peer: PeerKey, now: Instant) -> Option<T> {
         let (arrived_at, due_at, retries, owns_row) = (now, now, 0, false);
         let command = QueuedCommand { task, queued_step: step, peer, arrived_at, due_at, retries, owns_row };
-        self.push_next(command, step)
+        self.push_next_step(command, step)
     }
 
     /// Queues a command again for its next step. May return a command for the caller to refuse, as [`Lanes::push`]
     /// does.
-    pub fn push_next(&mut self, command: QueuedCommand<T>, step: Step) -> Option<T> {
+    pub fn push_next_step(&mut self, command: QueuedCommand<T>, step: Step) -> Option<T> {
         self.queues[step.lane as usize].commands.push_back(QueuedCommand { queued_step: step, ..command });
         if step.lane == Lane::Hash { self.remove_surplus_password() } else { None }
     }

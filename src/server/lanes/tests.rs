@@ -167,7 +167,7 @@ fn a_row_stays_taken_while_its_change_pauses_or_goes_on() {
     let mut batch = bench.next().unwrap();
     bench.lanes.end_batch(&batch, bench.now);
     let command = batch.commands.pop().unwrap();
-    assert!(bench.lanes.push_next(command, Step::change(Lane::Single, 7)).is_none());
+    assert!(bench.lanes.push_next_step(command, Step::change(Lane::Single, 7)).is_none());
     let mut batch = bench.next().unwrap();
     assert_eq!((batch.commands[0].queued_step.lane, works(&batch)), (Lane::Single, vec![1]));
     bench.lanes.end_batch(&batch, bench.now);
@@ -489,7 +489,7 @@ impl World {
             if let Some(step) = next {
                 self.commands[command.task as usize].0 = step;
                 self.queued += 1;
-                let refused = self.bench.lanes.push_next(command, step);
+                let refused = self.bench.lanes.push_next_step(command, step);
                 self.refused(refused);
                 continue;
             }

@@ -252,7 +252,7 @@ impl Dispatcher {
             let given_up = match outcome {
                 Outcome::Continued => {
                     let step = item.task.command.next_step();
-                    let too_many = schedule.lanes.push_next(item, step);
+                    let too_many = schedule.lanes.push_next_step(item, step);
                     too_many.map(|task| (task, Err(Error::Busy(BusyReason::TooManyHashes))))
                 }
                 Outcome::Retried => {
