@@ -3,7 +3,7 @@
 
 mod trial;
 
-pub use crate::db::counts::compare_counts;
+pub use crate::db::counts::compare_user_counts;
 pub use crate::db::findings::{Finding, Severity};
 
 use crate::db::connect::DbHosts;
@@ -99,7 +99,7 @@ fn describe_unused_schemas(client: &mut Client) -> Result<impl Iterator<Item = S
 /// Counts all users anew, and stores the counts by which pages are found. Returns a line with the number of users.
 /// Blocks while the database counts.
 pub fn recount(config: &Config) -> Result<String, StartError> {
-    counts::recount(&mut connect_if_migrated(config)?).map_err(StartError::Statement)
+    counts::recount_users(&mut connect_if_migrated(config)?).map_err(StartError::Statement)
 }
 
 /// Returns the statements that give a role the rights to run a service. Each ends with a semicolon.
@@ -184,7 +184,7 @@ fn find_flaws(client: &mut Client, migrations: &Migrations, options: Options) ->
         add_findings(&mut findings, severity, "privileges", [row.get::<_, String>(0)]);
     }
     if options.compares_counts {
-        match counts::compare_counts(client) {
+        match counts::compare_user_counts(client) {
             Ok(line) => add_findings(&mut findings, Fine, "tables", [line]),
             Err(line) => add_findings(&mut findings, Problem, "tables", [line]),
         }

@@ -111,7 +111,7 @@ mod input;
 #[doc(hidden)]
 pub mod internals {
     #[cfg(feature = "command")]
-    pub use crate::check::compare_counts;
+    pub use crate::check::compare_user_counts;
     pub use crate::config::{SETTINGS, Setting};
     pub use crate::error::Error;
     pub use crate::frontend::http1::framing::Framing;

@@ -12,7 +12,7 @@ mod routes;
 pub(crate) use routes::{FoundRoute, find_route, is_health_path};
 
 use crate::config::Config;
-use crate::db::blocking::outside_of_runtimes;
+use crate::db::blocking::run_outside_of_runtimes;
 use crate::db::{Pool, connect::DbHosts, migrate::Migrations, probe::Prober};
 use crate::error::{Error, StartError};
 use crate::http::{Cors, Request, RequestId, Response, log_line};
@@ -67,7 +67,7 @@ impl App {
     /// Opens the service for a server, as [`App::open`] does. `is_loopback_only`: the server listens on
     /// the loopback alone.
     pub(crate) fn open_for_server(config: &Config, is_loopback_only: bool) -> Result<App, StartError> {
-        outside_of_runtimes(|| {
+        run_outside_of_runtimes(|| {
             let hosts = DbHosts::new(config)?;
             let migrations = Migrations::load(config.migrations_dir.as_deref())?;
             log::info!("connecting to {}", hosts.target);
@@ -102,7 +102,7 @@ impl App {
     /// Returns the answer to a judged request. Executes its command, if it has one, on the calling thread.
     pub(crate) fn answer(&self, verdict: Verdict) -> Response {
         match verdict {
-            Verdict::Execute(command) => outside_of_runtimes(|| self.operations.execute_to_end(command))
+            Verdict::Execute(command) => run_outside_of_runtimes(|| self.operations.execute_to_end(command))
                 .unwrap_or_else(|error| error.log_and_answer(None)),
             Verdict::Answer(answer) => answer,
         }

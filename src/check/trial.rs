@@ -5,7 +5,7 @@
 use super::{Finding, Severity::*, TriedChanges, add_findings};
 use crate::db::migrate::{GRANTS_REMEDY, Migrations, in_one_line};
 use crate::db::{ALL_TABLES, WRITTEN_TABLES, is_denied, is_read_only, is_transient, lacks_unique_index};
-use crate::db::{explain, probe::REMOVE_EXPIRED_KEYS, session_settings::setup_sql};
+use crate::db::{explain, probe::EXPIRE_IDEMPOTENCY_KEYS, session_settings::setup_sql};
 use crate::operations::{authenticate::*, create::*, delete::*, find::*, list::*, update::*};
 use postgres::types::Type;
 use postgres::{Client, Error, IsolationLevel, SimpleQueryMessage as Message, SimpleQueryRow, Transaction};
@@ -84,7 +84,7 @@ const STEPS: [TrialStep; 29] = [
     ),
     ("a key may be used twice", INSERT_KEY, "", Plan, "alter table idempotency_keys add primary key (key)"),
     ("two users may have one address", CREATE_MANY, "('{n}', '{:key}')", Plan, EMAIL_INDEX),
-    ("keys that have expired stay", REMOVE_EXPIRED_KEYS, "", Plan, "index idempotency_keys_expires_at"),
+    ("keys that have expired stay", EXPIRE_IDEMPOTENCY_KEYS, "", Plan, "index idempotency_keys_expires_at"),
     ("deletes are slow", ERASE_KEPT_ANSWERS, "(:id)", Plan, "index idempotency_keys_user_id"),
     ("creates store nothing", CREATE_WITH_KEYS, CREATE_ARGUMENTS, NewRow, ""),
     ("creates cannot be counted", FIND_COUNT_EXCESS, "(:id, null)", NewRow, ""),
@@ -95,7 +95,7 @@ const STEPS: [TrialStep; 29] = [
     ("lists miss a user", FIND_AFTER, "(array[:id - 1], '{1}')", Row, REINDEX),
     ("pages fail", FIND_PAGES, "('{0}', '{1}', '{false}')", Plan, ""),
     ("passwords are not stored", FIND_CREDENTIAL, "(:id)", Row, ""),
-    ("logins miss a user", FIND_WITH_CREDENTIAL, "(':key@userd.invalid')", Row, REINDEX),
+    ("logins miss a user", FIND_USER_WITH_CREDENTIAL, "(':key@userd.invalid')", Row, REINDEX),
     ("idempotency keys are not stored", FIND_KEPT_ANSWER, "(':key')", Row, ""),
     ("a change leaves the old ETag", UPDATE, "(:id, true, null, null, 'm', null)", NewRow, ETAG_TRIGGER),
     ("a batch leaves the old ETag", UPDATE_MANY, RENAME_ARGUMENTS, NewRow, ETAG_TRIGGER),

@@ -100,12 +100,12 @@ const SKIP_EXISTING_USERS: &str = r#"
     delete from pg_temp.userd_import where exists (
         select from users where lower(users.email::text collate "C") = lower(userd_import.email collate "C"))"#;
 
-/// Begins a transaction without the role's time limits, and executes the statements `first` in it.
-fn begin_bulk<'a>(client: &'a mut Client, only_reads: bool, first: &str) -> Result<Transaction<'a>, Error> {
+/// Begins a transaction without the role's time limits, and executes the statements `sql` in it.
+fn begin_bulk<'a>(client: &'a mut Client, only_reads: bool, sql: &str) -> Result<Transaction<'a>, Error> {
     let transaction = client.build_transaction().isolation_level(IsolationLevel::ReadCommitted);
     let mut transaction = transaction.read_only(only_reads).start()?;
     transaction.query_typed(SET_BULK_SETTINGS, &[])?;
-    transaction.batch_execute(first)?;
+    transaction.batch_execute(sql)?;
     Ok(transaction)
 }
 

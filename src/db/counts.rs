@@ -6,7 +6,7 @@ use postgres::Client;
 
 /// Returns the number of blocks of 4096 ids whose stored count of users is wrong, and the number of users, from one
 /// snapshot.
-const COMPARE_COUNTS: &str = "\
+const COMPARE_USER_COUNTS: &str = "\
     select count(*) filter (where coalesce(c.n, 0) <> coalesce(r.n, 0)), coalesce(sum(c.n), 0)::bigint \
     from (select id >> 12 as block, count(*) as n from users group by 1) c \
     full join (select block, sum(n) as n from user_counts group by 1) r on c.block = r.block";
@@ -24,8 +24,8 @@ const RECOUNT: &str = "\
 
 /// Compares the stored counts with the users. Returns a line that says that they agree, or one with the difference as
 /// the error. Blocks while the database counts; changes of users go on.
-pub fn compare_counts(client: &mut Client) -> Result<String, String> {
-    let row = client.query_typed_one(COMPARE_COUNTS, &[]).map_err(|error| explain(&error))?;
+pub fn compare_user_counts(client: &mut Client) -> Result<String, String> {
+    let row = client.query_typed_one(COMPARE_USER_COUNTS, &[]).map_err(|error| explain(&error))?;
     let (blocks, users): (i64, i64) = (row.get(0), row.get(1));
     match blocks {
         0 => Ok(format!("the page counts are those of the {users} users")),
@@ -39,7 +39,7 @@ pub fn compare_counts(client: &mut Client) -> Result<String, String> {
 /// Counts all users anew, and returns a line with their number. Only the owner of the tables may do so. Changes of
 /// users wait meanwhile. Fails and changes nothing if another transaction that has changed users does not end within a
 /// second. The error is one line.
-pub fn recount(client: &mut Client) -> Result<String, String> {
+pub fn recount_users(client: &mut Client) -> Result<String, String> {
     client.batch_execute(RECOUNT).map_err(|error| explain(&error))?;
-    compare_counts(client)
+    compare_user_counts(client)
 }

@@ -33,7 +33,7 @@ pub struct Finding {
 /// Returns a line for each role that may create objects in a schema of the search_path and does not own the tables. The
 /// line has the statement that takes the right away. With the right, the role could create a table or a function that
 /// userd's statements use instead of userd's own.
-const FIND_OPEN_SCHEMAS: &str = "\
+const FIND_SCHEMA_WRITERS: &str = "\
     select format('other roles may create tables and functions in the schema %1$s: \
             revoke create on schema %1$I from %2$s', nspname, \
         case when grantee = oid '0' then 'public' \
@@ -117,20 +117,20 @@ pub const FIND_HIDDEN_ROWS: &str = "\
     from unnest($1::text[]) name join pg_class on oid = to_regclass(name)::oid \
     where row_security_active(oid)";
 
-/// Returns the findings that a start logs. If `are_ours` is false, does not look at the tables, because tables with
+/// Returns the findings that a start logs. If `with_tables` is false, does not look at the tables, because tables with
 /// these names may belong to another program.
-pub fn get_findings(hosts: &DbHosts, client: &mut Client, are_ours: bool) -> Result<Vec<Finding>, Error> {
+pub fn get_findings(hosts: &DbHosts, client: &mut Client, with_tables: bool) -> Result<Vec<Finding>, Error> {
     let mut findings = Vec::new();
     let line = (hosts.pooling() == TransactionPooling::Detected).then_some(POOLER_NOTE);
     add_findings(&mut findings, Severity::Note, "database", line);
     // Compares the settings only if the tables are userd's. Otherwise a line would advise the operator to set the
     // search_path to the schema in use, which may be the wrong one.
-    if !hosts.pooling().allows_prepared_statements() && are_ours {
+    if !hosts.pooling().allows_prepared_statements() && with_tables {
         let lacking = session_settings::find_wrong_settings(client, hosts.statement_timeout())?;
         add_findings(&mut findings, Severity::Problem, "settings", lacking);
     }
-    add_findings(&mut findings, Severity::Problem, "schema", query_lines(client, FIND_OPEN_SCHEMAS, &[])?);
-    if are_ours {
+    add_findings(&mut findings, Severity::Problem, "schema", query_lines(client, FIND_SCHEMA_WRITERS, &[])?);
+    if with_tables {
         for sql in [FIND_HIDDEN_ROWS, FIND_TABLE_FAULTS] {
             let lines = query_lines(client, sql, &[(&ALL_TABLES, Type::TEXT_ARRAY)])?;
             add_findings(&mut findings, Severity::Problem, "tables", lines);

@@ -16,7 +16,7 @@ mod built_in {
 }
 
 /// Tries to get the advisory lock. Its number spells "userd" in ASCII, so that another program is unlikely to use it.
-const TRY_LOCK: &str = "select pg_try_advisory_xact_lock(bigint '504447201892')";
+const TRY_MIGRATION_LOCK: &str = "select pg_try_advisory_xact_lock(bigint '504447201892')";
 
 /// The pause between two tries to get the lock.
 const LOCK_RETRY_PAUSE: Duration = Duration::from_millis(200);
@@ -233,7 +233,7 @@ impl Migrations {
             // Switches off the role's time-out for idle transactions, which would end the lock while the other session
             // migrates.
             lock.batch_execute("set local idle_in_transaction_session_timeout = 0")?;
-            if lock.query_typed_one(TRY_LOCK, &[])?.get(0) {
+            if lock.query_typed_one(TRY_MIGRATION_LOCK, &[])?.get(0) {
                 break lock;
             }
             // Polls for the lock. A statement that waits for the lock would occupy a connection of a pooler, which the
@@ -358,8 +358,8 @@ fn refuse_taken_names(client: &mut Client, names: &[&str]) -> Result<(), Box<dyn
 
 /// Logs the findings about a database. Puts the settings that a pooler's sessions lack on the line about the pooler.
 /// Ignores an error of reading the catalog, because a start goes on nevertheless.
-fn log_findings(hosts: &DbHosts, client: &mut Client, are_ours: bool) {
-    let findings = get_findings(hosts, client, are_ours).unwrap_or_default();
+fn log_findings(hosts: &DbHosts, client: &mut Client, with_tables: bool) {
+    let findings = get_findings(hosts, client, with_tables).unwrap_or_default();
     for group in findings.chunk_by(|_, next| next.subject == "settings") {
         let lines: Vec<&str> = group.iter().map(|finding| &*finding.line).collect();
         log::warn!("{}", lines.join("; "));

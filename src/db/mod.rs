@@ -29,6 +29,6 @@ pub const ALL_TABLES: &[&str] =
 
 pub use pool::Pool;
 pub use sqlstate::{Failure, explain};
-pub(crate) use sqlstate::{is_caused_by_rows, is_caused_by_value, none_if_untranslatable};
+pub(crate) use sqlstate::{empty_if_untranslatable, is_caused_by_rows, is_caused_by_value};
 #[cfg(feature = "command")]
 pub use sqlstate::{is_denied, is_read_only, is_transient, lacks_unique_index, violated_constraint};

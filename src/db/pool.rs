@@ -1,7 +1,7 @@
 //! The pool of database sessions. Opens and replaces sessions, and executes statements. If a session ends or becomes
 //! stale during a statement, executes the statement again in another session, unless it may have changed a row.
 
-use super::blocking::outside_of_runtimes;
+use super::blocking::run_outside_of_runtimes;
 use super::connect::{ConnectError, DbHosts, POOLER_NOTE};
 use super::session::{Param, Session};
 use super::session_settings;
@@ -23,12 +23,12 @@ pub struct Pool {
     acquire_timeout: Duration,
     /// The longest time that a statement may take.
     pub statement_timeout: Duration,
-    counters: Counters,
+    counters: PoolCounters,
 }
 
 /// Counters of waits for a session, and of statements that were executed again.
 #[derive(Debug, Default)]
-struct Counters {
+struct PoolCounters {
     /// How often a statement has waited for a free session.
     session_waits: AtomicU64,
     /// How often a statement has failed because no session became free in time.
@@ -66,7 +66,7 @@ impl Pool {
             .error_handler(Box::new(NopErrorHandler))
             .build_unchecked(manager);
         let (r2d2_pool, acquire_timeout) = (Some(r2d2_pool), config.db_acquire_timeout);
-        Pool { r2d2_pool, hosts, acquire_timeout, statement_timeout, counters: Counters::default() }
+        Pool { r2d2_pool, hosts, acquire_timeout, statement_timeout, counters: PoolCounters::default() }
     }
 
     /// Executes a statement and returns its rows. With a `deadline`, the statement is a change for a request that has
@@ -185,7 +185,7 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         let r2d2_pool = self.r2d2_pool.take();
-        outside_of_runtimes(|| drop(r2d2_pool));
+        run_outside_of_runtimes(|| drop(r2d2_pool));
     }
 }
 

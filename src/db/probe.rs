@@ -28,14 +28,14 @@ const CLEANUP_PAUSE: Duration = Duration::from_secs(60);
 const MAX_SILENCE: Duration = Duration::from_millis(2500);
 
 /// Removes expired idempotency keys, and skips locked rows, because another session is removing these.
-pub const REMOVE_EXPIRED_KEYS: &str = "
+pub const EXPIRE_IDEMPOTENCY_KEYS: &str = "
     delete from idempotency_keys where key = any (array(
         select key from idempotency_keys where expires_at <= now()
         order by expires_at limit 1000 for update skip locked))
     returning key";
 
-/// The most rows that one [`REMOVE_EXPIRED_KEYS`] removes.
-const MAX_REMOVED_ROWS: usize = 1000;
+/// The most rows that one [`EXPIRE_IDEMPOTENCY_KEYS`] removes.
+const MAX_REMOVED_KEYS: usize = 1000;
 
 const UNEXPECTED_SCHEMA: &str = "the database's schema is not the one expected";
 
@@ -98,13 +98,13 @@ impl Prober {
                     Err(RecvTimeoutError::Timeout) => {}
                     Ok(()) => pause = PROBE_PAUSE,
                 }
-                let result = probe(&probed, &migrations, &mut session);
+                let found = probe(&probed, &migrations, &mut session);
                 let is_due = Instant::now() >= due;
-                is_more = is_due && result == Ok(DbAnswer::default()) && remove_expired_keys(&mut session);
+                is_more = is_due && found == Ok(DbAnswer::default()) && expire_idempotency_keys(&mut session);
                 if is_due && !is_more {
                     due = Instant::now() + CLEANUP_PAUSE;
                 }
-                shared.lock().record(result);
+                shared.lock().record(found);
                 session = session.filter(|_| is_more || pause == PROBE_PAUSE);
             }
         })?;
@@ -186,10 +186,10 @@ fn probe(hosts: &DbHosts, required: &Migrations, session: &mut Option<Session>) 
 }
 
 /// Removes some expired idempotency keys. Returns true if there may be more.
-fn remove_expired_keys(session: &mut Option<Session>) -> bool {
+fn expire_idempotency_keys(session: &mut Option<Session>) -> bool {
     let Some(session) = session else { return false };
-    match session.connection.query_typed(REMOVE_EXPIRED_KEYS, &[]) {
-        Ok(rows) => rows.len() == MAX_REMOVED_ROWS,
+    match session.connection.query_typed(EXPIRE_IDEMPOTENCY_KEYS, &[]) {
+        Ok(rows) => rows.len() == MAX_REMOVED_KEYS,
         Err(error) => {
             log::warn!("idempotency keys that have expired are not removed: {}", explain(&error));
             false

@@ -143,7 +143,7 @@ pub(crate) fn is_caused_by_value(error: &Error) -> bool {
 /// Returns the result of a search for `text`. Returns no user if the encoding of the database lacks a character of the
 /// text (SQLSTATE 22P05), because no stored user can have such a text. If the text is ASCII, every encoding has its
 /// characters: the error is about a stored row, and is returned.
-pub(crate) fn none_if_untranslatable<T: Default>(
+pub(crate) fn empty_if_untranslatable<T: Default>(
     text: &str,
     result: Result<T, Failure>,
 ) -> Result<T, Failure> {
@@ -159,7 +159,7 @@ pub(crate) fn none_if_untranslatable<T: Default>(
 /// (3D), or because the client library does not support the server's way to authenticate.
 pub(super) fn is_final_refusal(error: &postgres::Error) -> bool {
     let code = sqlstate(error);
-    code.starts_with("28") || code.starts_with("3D") || is_refused_by_client(error)
+    code.starts_with("28") || code.starts_with("3D") || is_unsupported_auth(error)
 }
 
 /// Returns whether the server may have refused a connection for lack of TLS (SQLSTATE 28000, and 08P01 from a pooler).
@@ -169,7 +169,7 @@ pub(super) fn may_require_tls(error: &postgres::Error) -> bool {
 
 /// Returns whether the client library refuses to authenticate as the server asks, for example because of too many
 /// iterations of SCRAM.
-pub(super) fn is_refused_by_client(error: &postgres::Error) -> bool {
+pub(super) fn is_unsupported_auth(error: &postgres::Error) -> bool {
     io_error_kind(error) == Some(io::ErrorKind::InvalidInput)
 }
 

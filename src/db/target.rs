@@ -128,10 +128,10 @@ impl DbTarget {
     }
 
     /// Returns the database that the parameters `pairs` name. An error gives the number of an unknown parameter,
-    /// because its name may be a part of a password. The first `unnumbered` pairs, the parts of a URL before '?', do
+    /// because its name may be a part of a password. The first `url_parts` pairs, the parts of a URL before '?', do
     /// not count.
-    fn from_pairs(pairs: ParamList, unnumbered: usize, os_user: Option<&str>) -> Result<DbTarget, String> {
-        let (mut values, warnings) = accept_parameters(pairs, unnumbered)?;
+    fn from_pairs(pairs: ParamList, url_parts: usize, os_user: Option<&str>) -> Result<DbTarget, String> {
+        let (mut values, warnings) = accept_parameters(pairs, url_parts)?;
         // Drops empty values, as libpq does. Keeps the empty values of parameters that take only certain words, so that
         // these values are refused below.
         let words = "sslmode channel_binding target_session_attrs sslnegotiation";
@@ -178,10 +178,10 @@ impl DbTarget {
 /// Returns the parameters that have an effect, and a warning for each parameter without effect. If a name is repeated,
 /// its last value counts. Fails at an unknown parameter, and at a value that the log would show and that may hold a
 /// password.
-fn accept_parameters(pairs: ParamList, unnumbered: usize) -> Result<(ParamMap, Vec<String>), String> {
+fn accept_parameters(pairs: ParamList, url_parts: usize) -> Result<(ParamMap, Vec<String>), String> {
     let (mut values, mut warnings) = (ParamMap::new(), Vec::new());
     for (at, (name, value)) in pairs.into_iter().enumerate() {
-        let number = (at + 1).saturating_sub(unnumbered);
+        let number = (at + 1).saturating_sub(url_parts);
         if value.contains('\0') {
             return Err("a value holds NUL".to_owned());
         }
@@ -276,11 +276,11 @@ fn take_tls_settings(values: &mut ParamMap) -> Result<(SslMode, TlsSettings), St
     Ok((mode, TlsSettings { verification, root_file: roots.map(Into::into), client_cert_and_key }))
 }
 
-/// Returns the settings of the client library for the host at `index` in the lists of hosts, addresses and ports.
-fn postgres_config(values: &ParamMap, index: usize) -> Result<postgres::Config, String> {
+/// Returns the settings of the client library for the host at `host_index` in the lists of hosts, addresses and ports.
+fn postgres_config(values: &ParamMap, host_index: usize) -> Result<postgres::Config, String> {
     let pair = |(name, value): (&String, &String)| {
         let is_list = is_listed(name, "host hostaddr port");
-        let value = value.split(',').nth(index).filter(|_| is_list).unwrap_or(value);
+        let value = value.split(',').nth(host_index).filter(|_| is_list).unwrap_or(value);
         format!("{name}='{}' ", value.replace('\\', r"\\").replace('\'', r"\'"))
     };
     // Takes the source of the crate's error, because the source names the parameter, but not its value.

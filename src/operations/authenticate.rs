@@ -4,7 +4,7 @@
 //! find out which users exist.
 
 use super::{Lane, Operations, Outcome, Step};
-use crate::db::{Failure, none_if_untranslatable, rows::read_credential, session::Param};
+use crate::db::{Failure, empty_if_untranslatable, rows::read_credential, session::Param};
 use crate::error::Error;
 use crate::http::{PeerKey, Request, Response, peer_network};
 use crate::input::parse_body;
@@ -40,7 +40,7 @@ impl Authenticate {
     }
 }
 
-pub(crate) const FIND_WITH_CREDENTIAL: &str = r#"
+pub(crate) const FIND_USER_WITH_CREDENTIAL: &str = r#"
     select id, name, email, created_at, updated_at, version,
         (select c.password_hash from credentials c where c.user_id = users.id) as password_hash
     from users where lower(email::text collate "C") = lower($1 collate "C")"#;
@@ -52,8 +52,8 @@ pub(crate) const REPLACE_HASH: &str =
 
 impl Operations {
     pub(super) fn find_by_email_with_credential(&self, email: &str) -> Result<Option<User>, Failure> {
-        let rows = self.pool.execute(FIND_WITH_CREDENTIAL, &[(&email, Type::TEXT)], None);
-        let rows = none_if_untranslatable(email, rows)?;
+        let rows = self.pool.execute(FIND_USER_WITH_CREDENTIAL, &[(&email, Type::TEXT)], None);
+        let rows = empty_if_untranslatable(email, rows)?;
         let user = |row| {
             let credential = Relation::loaded("credential", read_credential(row)?);
             Ok(User { credential, ..self.read_user(row)? })

@@ -1,7 +1,7 @@
 //! `GET /users/{id}`: finds a user. Answers 304 if the client already has the user's current revision.
 
 use super::{BatchItem, Operations, answer_with};
-use crate::db::{Failure, Pool, blocking::outside_of_runtimes, rows::read_credential};
+use crate::db::{Failure, Pool, blocking::run_outside_of_runtimes, rows::read_credential};
 use crate::error::Error;
 use crate::http::{Request, Response};
 use crate::input::{etag, parse_condition};
@@ -54,7 +54,7 @@ impl Operations {
 pub(super) fn credential_loader(pool: &Arc<Pool>) -> Loader<Credential> {
     let weak = Arc::downgrade(pool);
     Arc::new(move |owner| {
-        outside_of_runtimes(|| {
+        run_outside_of_runtimes(|| {
             let pool = weak.upgrade().ok_or_else(|| Error::Unavailable("the service has stopped".into()))?;
             let rows =
                 pool.execute(FIND_CREDENTIAL, &[(&owner, Type::INT8)], None).map_err(Failure::into_error)?;

@@ -2,7 +2,7 @@
 //! users whose addresses begin with a text, or the users with given ids.
 
 use super::{BatchItem, Lane, Operations, Step};
-use crate::db::{Failure, none_if_untranslatable, session::Param};
+use crate::db::{Failure, empty_if_untranslatable, session::Param};
 use crate::error::Error;
 use crate::http::{Request, Response};
 use crate::input::parse_list_request;
@@ -112,7 +112,7 @@ impl Operations {
     fn find_by_prefix(&self, prefix: &str, max_users: u32) -> Result<Listing, Failure> {
         let limit = i64::from(max_users) + 1;
         let lists = self.find_lists(FIND_BY_PREFIX, &[(&prefix, Type::TEXT), (&limit, Type::INT8)], 1);
-        let mut listed = none_if_untranslatable(prefix, lists.map(|mut lists| lists.remove(0)))?;
+        let mut listed = empty_if_untranslatable(prefix, lists.map(|mut lists| lists.remove(0)))?;
         let prefix = prefix.to_ascii_lowercase();
         listed.users.retain(|user| user.email.to_ascii_lowercase().starts_with(&prefix));
         Ok(listed)
@@ -140,7 +140,7 @@ impl Operations {
     pub fn find_by_email(&self, emails: &[&str]) -> Result<Vec<Listing>, Failure> {
         let found = self.find_lists(FIND_BY_EMAIL, &[(&emails, Type::TEXT_ARRAY)], emails.len());
         let [email] = emails else { return found };
-        let found = none_if_untranslatable(email, found.map(|mut lists| lists.remove(0)));
+        let found = empty_if_untranslatable(email, found.map(|mut lists| lists.remove(0)));
         found.map(|listed| vec![listed])
     }
 }

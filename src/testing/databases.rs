@@ -2,7 +2,7 @@
 //! database, to which the migrations are applied once.
 
 use crate::config::{Config, Database};
-use crate::db::{blocking::outside_of_runtimes, connect::DbHosts, explain, migrate::Migrations};
+use crate::db::{blocking::run_outside_of_runtimes, connect::DbHosts, explain, migrate::Migrations};
 use crate::error::StartError;
 use crate::private_postgres::{SharedServer, connection_string};
 use parking_lot::Mutex;
@@ -46,7 +46,7 @@ impl ScratchDatabase {
 
     /// Creates a database with the migrations of a directory, or with the built-in ones if `dir` is `None`.
     pub fn with_migrations(dir: Option<&Path>) -> Result<ScratchDatabase, StartError> {
-        outside_of_runtimes(|| {
+        run_outside_of_runtimes(|| {
             let migrations = Migrations::load(dir)?;
             let template = format!("userd_template_{:016x}", migrations.fingerprint());
             let mut session = CLUSTER_SESSION.lock();
@@ -94,9 +94,9 @@ impl Drop for ScratchDatabase {
             Ok(String::new())
         } else {
             Client::connect(&self.url, NoTls)
-                .map_or(Ok(String::new()), |mut client| crate::db::counts::compare_counts(&mut client))
+                .map_or(Ok(String::new()), |mut client| crate::db::counts::compare_user_counts(&mut client))
         };
-        outside_of_runtimes(|| {
+        run_outside_of_runtimes(|| {
             let mut session = CLUSTER_SESSION.lock();
             // Drops nothing if the session that created the database has ended: another process drops the database
             // then.

@@ -5,7 +5,7 @@ use super::databases::{ScratchDatabase, test_config};
 use super::states::RunningService;
 use crate::App;
 use crate::config::{Config, PasswordHashing};
-use crate::db::{Failure, blocking::outside_of_runtimes};
+use crate::db::{Failure, blocking::run_outside_of_runtimes};
 use crate::error::{self, StartError};
 use crate::operations::Create;
 use crate::secret::Secret;
@@ -107,7 +107,7 @@ impl TestServer {
             insert into users (name, email) \
             select concat('User ', taken + i), concat('user', taken + i, '@example.com') \
             from start, generate_series(1, $1::bigint) as i order by i returning id";
-        let seeded = outside_of_runtimes(|| {
+        let seeded = run_outside_of_runtimes(|| {
             Client::connect(self.database_url(), NoTls)?.query(SEED_USERS, &[&i64::from(count)])
         });
         unwrap_or_panic("seed", seeded).iter().map(|row| row.get(0)).collect()
@@ -209,7 +209,7 @@ impl TestServer {
     }
 
     fn create_user(&self, name: &str, email: &str, password: Option<&Secret>) -> Result<User, error::Error> {
-        outside_of_runtimes(|| {
+        run_outside_of_runtimes(|| {
             let operations = self.app().operations();
             let hash = operations.hash_password(password)?;
             let user = NewUser { name: name.to_owned(), email: email::to_nfc(email), password: None };

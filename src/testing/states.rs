@@ -4,7 +4,7 @@
 use super::databases::ScratchDatabase;
 use super::{Refusal, requests::Interceptor};
 use crate::config::Config;
-use crate::db::{WRITTEN_TABLES, blocking::outside_of_runtimes, explain};
+use crate::db::{WRITTEN_TABLES, blocking::run_outside_of_runtimes, explain};
 use crate::error::StartError;
 use crate::http::Request;
 use crate::server::{self, BoundServer, Interception, Server};
@@ -113,7 +113,7 @@ impl RunningService {
             "it took too long, and has changed nothing: another session may keep a lock on users";
         let end = deadline.checked_sub(TIME_FOR_ANSWER).unwrap_or(deadline);
         loop {
-            let Err(error) = outside_of_runtimes(|| self.try_execute(sql, end)) else { return Ok(()) };
+            let Err(error) = run_outside_of_runtimes(|| self.try_execute(sql, end)) else { return Ok(()) };
             let is_locked = error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE);
             if is_locked && Instant::now() < end {
                 continue;

@@ -72,13 +72,13 @@ impl DbHosts {
     pub fn is_behind_pooler(&self, mut client: Client) -> bool {
         /// How often the server processes of the two clients are compared. One comparison may miss a pooler, because
         /// another program may use the server process that the two clients would otherwise share.
-        const MAX_COMPARISONS: usize = 8;
+        const MAX_PROCESS_COMPARISONS: usize = 8;
         let deadline = Instant::now() + MAX_CONNECT_TIME;
         let Ok(mut other) = self.open_session("", None, MAX_CONNECT_TIME) else { return false };
         let look = move || {
-            let first = server_process_id(&mut client)?;
-            for _ in 0..MAX_COMPARISONS {
-                let (second, own) = (server_process_id(&mut other)?, server_process_id(&mut client)?);
+            let first = read_process_id(&mut client)?;
+            for _ in 0..MAX_PROCESS_COMPARISONS {
+                let (second, own) = (read_process_id(&mut other)?, read_process_id(&mut client)?);
                 if own != first || second == own {
                     return Ok(true);
                 }
@@ -91,7 +91,7 @@ impl DbHosts {
 }
 
 /// Returns a text that identifies the server process that serves `client` now.
-fn server_process_id(client: &mut Client) -> Result<String, postgres::Error> {
+fn read_process_id(client: &mut Client) -> Result<String, postgres::Error> {
     const READ_PROCESS_ID: &str = "select pg_backend_pid()::text || pg_postmaster_start_time()::text";
     client.query_typed_one(READ_PROCESS_ID, &[]).map(|row| row.get(0))
 }

@@ -2,7 +2,7 @@
 //! the operator can do.
 
 use super::{ConnectError, DbHosts, MAX_CONNECT_TIME, TransactionPooling};
-use crate::db::sqlstate::{is_final_refusal, is_refused_by_client, may_require_tls, reached_no_database};
+use crate::db::sqlstate::{is_final_refusal, is_unsupported_auth, may_require_tls, reached_no_database};
 use crate::error::StartError;
 use postgres::Client;
 use postgres::config::{Host, SslMode};
@@ -65,7 +65,7 @@ impl DbHosts {
         });
         match error {
             ConnectError::Refused(error) if may_require_tls(error) && is_plain => TLS_REMEDY,
-            ConnectError::Refused(error) if is_refused_by_client(error) => SCRAM_REMEDY,
+            ConnectError::Refused(error) if is_unsupported_auth(error) => SCRAM_REMEDY,
             ConnectError::Refused(error) if reached_no_database(error) => "",
             _ => DATABASE_REMEDY,
         }

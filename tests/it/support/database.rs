@@ -206,7 +206,7 @@ impl Database {
 impl Drop for Database {
     fn drop(&mut self) {
         let client = if thread::panicking() { None } else { Client::connect(&self.url(), NoTls).ok() };
-        let compared = client.map(compare_counts);
+        let compared = client.map(compare_user_counts);
         // Whatever is left goes with the cluster.
         let _ = admin(&format!("drop database if exists {} with (force)", self.name));
         assert!(!matches!(compared, Some(Err(_))), "{compared:?}");
@@ -245,18 +245,18 @@ impl Drop for Compared {
             return;
         }
         // Not on this thread: it may be a runtime's, and the client of the database runs one of its own.
-        let compare = || Client::connect(self.0.database_url(), NoTls).map(compare_counts);
+        let compare = || Client::connect(self.0.database_url(), NoTls).map(compare_user_counts);
         let compared = thread::scope(|scope| scope.spawn(compare).join().expect("it does not panic"));
         assert!(matches!(compared, Ok(Ok(()))), "{compared:?}");
     }
 }
 
 /// Compares `user_counts` with the table of users, if the database has both.
-pub fn compare_counts(mut client: Client) -> Result<(), String> {
+pub fn compare_user_counts(mut client: Client) -> Result<(), String> {
     let tables = "select to_regclass('users') is not null and to_regclass('user_counts') is not null \
         and set_config('statement_timeout', '0', false) || set_config('lock_timeout', '20s', false) <> ''";
     let has_both = client.query_one(tables, &[]).is_ok_and(|row| row.get(0));
-    if has_both { userd::internals::compare_counts(&mut client).map(drop) } else { Ok(()) }
+    if has_both { userd::internals::compare_user_counts(&mut client).map(drop) } else { Ok(()) }
 }
 
 fn admin(sql: &str) -> Result<(), postgres::Error> {

@@ -2,7 +2,7 @@
 
 use super::{
     LONG, TempDir,
-    database::{compare_counts, run, socket_dir},
+    database::{compare_user_counts, run, socket_dir},
     eventually, pause, programs_of_postgres,
 };
 use nix::{
@@ -159,7 +159,7 @@ impl Drop for Own {
         let target: postgres::Config =
             cluster.connection_string("postgres").parse().expect("our own connection string");
         let client = target.clone().connect_timeout(Duration::from_secs(2)).connect(NoTls);
-        let compared = client.map(compare_counts);
+        let compared = client.map(compare_user_counts);
         assert!(!matches!(compared, Ok(Err(_))), "{compared:?}");
     }
 }
