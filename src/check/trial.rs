@@ -274,9 +274,7 @@ impl Trial<'_> {
             TriedChanges::WithoutTriggers if !foreign.is_empty() => format!(
                 "no rollback may undo what triggers of another program do; --fire-triggers fires them: {foreign}"
             ),
-            _ if self.is_read_only => {
-                "the database accepts none, as a standby or by default_transaction_read_only".to_owned()
-            }
+            _ if self.is_read_only => "it is a standby, or default_transaction_read_only is on".to_owned(),
             _ => return Ok(()),
         };
         self.is_read_only = true;

@@ -23,9 +23,7 @@ pub fn parse_idempotency_key(request: &Request) -> Result<Option<KeyDigest>, Err
     };
     match text.filter(is_key) {
         Some(text) if fields.next().is_none() => Ok(Some(KeyDigest::new(text))),
-        _ => Err(Error::BadRequest(
-            "Idempotency-Key must be one key of 1 to 255 visible ASCII characters, bare or in double quotes",
-        )),
+        _ => Err(Error::BadRequest("Idempotency-Key must be one key of 1 to 255 visible ASCII characters")),
     }
 }
 

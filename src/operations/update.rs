@@ -3,10 +3,7 @@
 //! A missing user is answered 404 even if the body is invalid. Therefore the user is looked up before a body is refused
 //! or a password is hashed. For all other requests, the statement of the change finds out whether the user exists.
 
-use super::{
-    Change, Command, Find, Lane, Operations, Outcome, Step, answer_with, changed_row, etag_params,
-    refused_by_trigger,
-};
+use super::{Change, Command, Find, Lane, Operations, Outcome, Step, answer_with, changed_row, etag_params};
 use crate::db::{Failure, Pool, session::Param};
 use crate::error::Error;
 use crate::http::Request;
@@ -180,7 +177,7 @@ impl Update {
                 Some(before) if before.revision() != user.revision() => return Err(Failure::Contended),
                 // There was no password to remove.
                 Some(_) if has_all_values && matches!(password, Some(None)) => return Ok(user),
-                Some(_) => return Err(refused_by_trigger(sql)),
+                Some(_) => return Err(super::refused_by_trigger(sql)),
                 None => before = Some(user),
             }
         }

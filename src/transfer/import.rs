@@ -157,10 +157,8 @@ pub fn import(
         return Ok(outcome);
     }
     let stored_users = bulk::store_staged_users(&mut transaction, options.keep_ids)?;
-    if let left_out @ 1.. = outcome.imported_users.saturating_sub(stored_users) {
-        return Err(TransferError::Database(format!(
-            "a trigger of another program left out {left_out} of the users"
-        )));
+    if let count @ 1.. = outcome.imported_users.saturating_sub(stored_users) {
+        return Err(TransferError::Database(format!("users left out by another program's trigger: {count}")));
     }
     before_commit();
     transaction.commit().map_err(|error| TransferError::UncertainCommit(explain(&error)))?;

@@ -200,7 +200,7 @@ USER\n{"name":"b","email":"b@x.org"} ⇒ A@x.org --skip-existing --dry-run ⇒ w
 USER\n{"name":"b","email":"b@x.org"} ⇒ A@x.org --skip-existing ⇒ imported: 1, existing: 1, refused: 0 ⇒ A@x.org b@x.org
 email,name\na@x.org,n\nZOË@x.org,n\nzoë@x.org,n\nA@X.ORG,n\nZoë@X.org,n\né@x.org,n ⇒ É@x.org ⇒ line 5: /email is that of line 2, too\nline 6: /email is that of line 4, too ⇒ É@x.org
 email,name\na@x.org,n\nZOË@x.org,n\nzoë@x.org,n\nA@X.ORG,n\né@x.org,n ⇒ É@x.org --skip-invalid ⇒ imported: 4, existing: 0, refused: 1 ⇒ É@x.org a@x.org ZOË@x.org zoë@x.org é@x.org
-USER\n{"name":"b","email":"left@out.org"} ⇒ ⇒ userd: database error: a trigger of another program left out 1 of the users ⇒
+USER\n{"name":"b","email":"left@out.org"} ⇒ ⇒ userd: database error: users left out by another program's trigger: 1 ⇒
 
 # Files that are cut off or no text: no rows with a problem, so nothing of them is imported.
 [USER,{"name":"b","ema ⇒ --skip-invalid ⇒ it is no JSON behind 1 users: EOF while parsing a string ⇒

@@ -150,7 +150,8 @@ fn a_check_changes_nothing() {
     assert_eq!(schema_state(&database), before);
     database.run(&format!("alter database {} set default_transaction_read_only = on", database.name()));
     let empty = Database::empty();
-    let read_only = "note     service: changes were not tried: the database accepts none, as a standby or by default_transaction_read_only\n";
+    let read_only =
+        "note     service: changes were not tried: it is a standby, or default_transaction_read_only is on\n";
     for (database, arguments, code, line) in [
         (&database, &["check"][..], 0, read_only),
         (&empty, &["check"], 0, "note     migrations: a start applies what is missing: V1__users, "),
