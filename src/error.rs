@@ -317,10 +317,14 @@ fn describe_missing_migrations(migrations: &[String]) -> String {
     }
 }
 
+/// The name of a socket that a supervisor has passed, in place of an address in [`StartError::Listen`].
+pub(crate) const PASSED_SOCKET: &str = "a socket that was passed";
+
 /// Returns what the operator can do if the server cannot listen on an address.
 fn listen_remedy(address: &str, error: &io::Error) -> &'static str {
     use io::ErrorKind::{AddrInUse, PermissionDenied};
     match (error.kind(), address.starts_with("unix:")) {
+        _ if address == PASSED_SOCKET => "pass sockets that listen, as ListenStream= of systemd does",
         (AddrInUse, _) => "end what listens there, or choose another HOST or PORT",
         (_, true) => "HOST names a socket in a directory that is there and may be written",
         (PermissionDenied, false) => "choose a PORT from 1024 on, or let systemd pass the socket",

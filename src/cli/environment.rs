@@ -75,5 +75,6 @@ pub fn passed_sockets() -> Result<Vec<Arc<OwnedFd>>, Failure> {
     };
     let sockets = (0..count).filter_map(take);
     let sockets = sockets.map(|socket| socket.map(Arc::new)).collect::<Result<_, _>>();
-    sockets.map_err(|error| Failure::usage(format!("LISTEN_FDS: {error}")))
+    sockets
+        .map_err(|error| Failure::usage(format!("LISTEN_FDS: {error}; pass sockets as ListenStream= does")))
 }

@@ -4,7 +4,8 @@ use crate::support::{
     Client, Database, LONG, LONG_ON_DISK, Process, TempDir, USERD, check, free_port, is_root,
 };
 use nix::sys::signal::Signal;
-use std::net::{TcpListener, TcpStream};
+use socket2::{Domain, Socket, Type};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 
 const ADA: &str = r#"{"name":"Ada","email":"ada@example.com"}"#;
 
@@ -107,4 +108,20 @@ fn sockets_that_a_supervisor_passes_are_all_served() {
     process.signal(Signal::SIGTERM);
     assert_eq!(process.wait(LONG), 0, "{}", process.stderr());
     assert!(TcpStream::connect(v6.local_addr().unwrap()).is_ok(), "the supervisor goes on listening");
+}
+
+/// A unit with `ListenDatagram=`, or a socket that nobody has set to listen.
+#[test]
+fn passed_sockets_that_cannot_be_served_are_refused() {
+    let database = Database::create();
+    let datagrams = UdpSocket::bind("127.0.0.1:0").unwrap().into();
+    let silent = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap().into();
+    for (socket, code, end) in [
+        (datagrams, 2, "; pass sockets as ListenStream= does\n"),
+        (silent, 1, "; pass sockets that listen, as ListenStream= of systemd does\n"),
+    ] {
+        let mut process = Process::activated(vec![socket], &[], &[("DATABASE_URL", &database.url())]);
+        assert_eq!(process.wait(LONG), code, "{}", process.stderr());
+        assert!(process.stderr().ends_with(end), "{}", process.stderr());
+    }
 }
