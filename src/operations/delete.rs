@@ -27,7 +27,7 @@ impl Delete {
 
     pub(super) fn next_step(&self) -> Step {
         let lane = if self.condition.fits_batch() { Lane::Change } else { Lane::Single };
-        Step::change(lane, self.id)
+        Step::changing_user(lane, self.id)
     }
 }
 

@@ -163,8 +163,8 @@ impl Step {
     }
 
     /// Returns a step of a command that changes the user with this id.
-    pub const fn change(lane: Lane, user: i64) -> Step {
-        Step { changed_user: Some(user), ..Step::in_lane(lane) }
+    pub const fn changing_user(lane: Lane, id: i64) -> Step {
+        Step { changed_user: Some(id), ..Step::in_lane(lane) }
     }
 }
 

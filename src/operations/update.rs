@@ -57,8 +57,8 @@ impl Update {
     pub(super) fn next_step(&self) -> Step {
         match (&self.hash, &self.changes.password) {
             (None, Some(Some(_))) => Step::in_lane(Lane::Hash),
-            _ if self.is_unbatched => Step::change(Lane::Single, self.id),
-            _ => Step::change(Lane::Change, self.id),
+            _ if self.is_unbatched => Step::changing_user(Lane::Single, self.id),
+            _ => Step::changing_user(Lane::Change, self.id),
         }
     }
 }

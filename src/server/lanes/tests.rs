@@ -46,7 +46,7 @@ fn works(batch: &Batch<u32>) -> Vec<u32> {
 }
 
 fn change(row: i64) -> Step {
-    Step::change(Lane::Change, row)
+    Step::changing_user(Lane::Change, row)
 }
 
 const LOCAL: Duration = Duration::from_micros(200);
@@ -136,7 +136,9 @@ fn one_slow_batch_does_not_make_a_lane_a_slow_one() {
 #[test]
 fn changes_of_one_row_follow_each_other() {
     let mut bench = Bench::new(CAPACITY);
-    for (work, step) in [(1, change(7)), (2, change(7)), (3, change(8)), (4, Step::change(Lane::Single, 7))] {
+    for (work, step) in
+        [(1, change(7)), (2, change(7)), (3, change(8)), (4, Step::changing_user(Lane::Single, 7))]
+    {
         bench.push(1, work, step);
     }
     // Finds the change of another row behind any number of changes of one row.
@@ -167,7 +169,7 @@ fn a_row_stays_taken_while_its_change_pauses_or_goes_on() {
     let mut batch = bench.next().unwrap();
     bench.lanes.end_batch(&batch, bench.now);
     let command = batch.commands.pop().unwrap();
-    assert!(bench.lanes.push_next_step(command, Step::change(Lane::Single, 7)).is_none());
+    assert!(bench.lanes.push_next_step(command, Step::changing_user(Lane::Single, 7)).is_none());
     let mut batch = bench.next().unwrap();
     assert_eq!((batch.commands[0].queued_step.lane, works(&batch)), (Lane::Single, vec![1]));
     bench.lanes.end_batch(&batch, bench.now);
@@ -390,7 +392,7 @@ impl World {
             8..10 => Step { max_listed_users: self.random.below(1000) as usize, ..Step::in_lane(Lane::List) },
             10..13 => Step::in_lane(Lane::Hash),
             13..16 => Step::in_lane(Lane::Create),
-            16 => Step::change(Lane::Single, row),
+            16 => Step::changing_user(Lane::Single, row),
             _ => change(row),
         };
         let (peer, work) = (self.random.below(5) as u8, self.commands.len() as u32);
@@ -478,7 +480,7 @@ impl World {
                 // Continues after a hash: stores a new user, or a change of one.
                 Lane::Hash => match self.random.below(4) {
                     0 => Some(Step::in_lane(Lane::Single)),
-                    1 => Some(Step::change(Lane::Single, self.random.below(ROWS) as i64)),
+                    1 => Some(Step::changing_user(Lane::Single, self.random.below(ROWS) as i64)),
                     _ => None,
                 },
                 // Continues an update of an address.
