@@ -136,9 +136,7 @@ fn one_slow_batch_does_not_make_a_lane_a_slow_one() {
 #[test]
 fn changes_of_one_row_follow_each_other() {
     let mut bench = Bench::new(CAPACITY);
-    for (work, step) in
-        [(1, change(7)), (2, change(7)), (3, change(8)), (4, Step::changing_user(Lane::Single, 7))]
-    {
+    for (work, step) in (1..).zip([change(7), change(7), change(8), Step::changing_user(Lane::Single, 7)]) {
         bench.push(1, work, step);
     }
     // Finds the change of another row behind any number of changes of one row.
