@@ -13,7 +13,7 @@ pub struct Args {
     pub subcommand: Subcommand,
     matches: ArgMatches,
     /// Environment variables that options or `--env-file` have set, each with its source: `argument`, or `--env-file`.
-    pub assigned_variables: BTreeMap<String, &'static str>,
+    pub variable_sources: BTreeMap<String, &'static str>,
 }
 
 impl Args {
@@ -39,7 +39,7 @@ impl Args {
         };
         let (subcommand, matches) = matches.remove_subcommand().unwrap_or((String::new(), matches));
         let subcommand = commands::find_subcommand(&subcommand);
-        Ok(Some(Args { subcommand, matches, assigned_variables: BTreeMap::new() }))
+        Ok(Some(Args { subcommand, matches, variable_sources: BTreeMap::new() }))
     }
 
     /// Returns whether the command line has this option.

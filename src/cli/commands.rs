@@ -162,7 +162,7 @@ fn version() -> &'static str {
 /// Returns the description of a subcommand for clap.
 fn clap_subcommand(&(subcommand, [name, operand, about]): &(Subcommand, [&'static str; 3])) -> Command {
     let arg = Arg::new(OPERAND.0).required(!operand.starts_with('['));
-    let arg = (!operand.is_empty()).then(|| with_value(arg, operand.trim_matches(['[', ']'])));
+    let arg = (!operand.is_empty()).then(|| with_value_parser(arg, operand.trim_matches(['[', ']'])));
     Command::new(name)
         .about(about)
         .after_help("Settings are variables of the environment: `userd --help` lists them.")
@@ -193,15 +193,15 @@ fn clap_option(name: &'static str, value: &'static str, help: &'static str) -> A
     }
     let least = usize::from(!value.starts_with('['));
     let arg = arg.action(ArgAction::Append).num_args(least..=1).require_equals(least == 0);
-    with_value(arg, value_name)
+    with_value_parser(arg, value_name)
 }
 
 /// Makes an argument take a value with this name in the help. If the name is a list such as `on|off`, the value must be
 /// one of its words, otherwise a path that is not empty.
-fn with_value(arg: Arg, name: &'static str) -> Arg {
-    let arg = arg.value_name(name);
-    if name.contains('|') {
-        return arg.value_parser(PossibleValuesParser::new(name.split('|')).map(PathBuf::from));
+fn with_value_parser(arg: Arg, value_name: &'static str) -> Arg {
+    let arg = arg.value_name(value_name);
+    if value_name.contains('|') {
+        return arg.value_parser(PossibleValuesParser::new(value_name.split('|')).map(PathBuf::from));
     }
     arg.value_parser(PathBufValueParser::new())
 }

@@ -5,16 +5,16 @@ use super::{Failure, arguments::Args, commands::Subcommand, environment, privile
 use crate::private_postgres::{self, Cluster};
 use crate::{Config, Database};
 
-/// Opens the private cluster, and makes it the database of `config`. Returns `None` without `--embedded`. If `make` is
-/// true, a missing cluster is made. The server runs until the returned value is dropped. Blocks until the server
+/// Opens the private cluster, and makes it the database of `config`. Returns `None` without `--embedded`. If `may_make`
+/// is true, a missing cluster is made. The server runs until the returned value is dropped. Blocks until the server
 /// accepts connections.
 ///
 /// A process of root becomes the cluster's account, because the account could replace the server's socket and so make
 /// root connect to something else. Only an export stays root, to finish its file, and connects within
 /// [`Account::with_rights`](private_postgres::Account::with_rights).
-pub fn open_cluster(args: &Args, config: &mut Config, make: bool) -> Result<Option<Cluster>, Failure> {
+pub fn open_cluster(args: &Args, config: &mut Config, may_make: bool) -> Result<Option<Cluster>, Failure> {
     let Some(dir) = args.embedded_dir() else { return Ok(None) };
-    if !make {
+    if !may_make {
         private_postgres::check_has_cluster(&dir).map_err(Failure::runtime)?;
     }
     // Stores the server's process id, so that a signal which ends this process ends the server, too.
@@ -36,8 +36,8 @@ pub fn open_cluster(args: &Args, config: &mut Config, make: bool) -> Result<Opti
 
 /// Returns the configuration, and the private cluster if the command line has `--embedded`. Blocks as [`open_cluster`]
 /// does.
-pub fn open_database(args: &Args, make: bool) -> Result<(Config, Option<Cluster>), Failure> {
+pub fn open_database(args: &Args, may_make: bool) -> Result<(Config, Option<Cluster>), Failure> {
     let mut config = environment::read_config(args).map_err(Failure::usage)?;
-    let cluster = open_cluster(args, &mut config, make)?;
+    let cluster = open_cluster(args, &mut config, may_make)?;
     Ok((config, cluster))
 }

@@ -12,7 +12,7 @@ use crate::{Config, ConfigError, Database};
 use listenfd::ListenFd;
 use std::{env, ffi::OsString, os::fd::OwnedFd, sync::Arc};
 
-const SSL_IS_IGNORED: &str = "has no effect: TLS to the database is on with the exact text `true`, and beside DATABASE_URL \
+const IGNORED_DB_SSL: &str = "has no effect: TLS to the database is on with the exact text `true`, and beside DATABASE_URL \
                           as its sslmode says";
 
 /// Sets the environment variables of options (`--port` sets `PORT`), and those of `--env-file` that the environment
@@ -28,7 +28,7 @@ pub fn set_variables(args: &mut Args) -> Result<(), Failure> {
         if place == "argument" || variable(&name).is_none() {
             // SAFETY: the process has one thread, so no other thread reads or writes the environment.
             unsafe { env::set_var(&name, text) };
-            args.assigned_variables.insert(name, place);
+            args.variable_sources.insert(name, place);
         }
     }
     Ok(())
@@ -61,12 +61,12 @@ pub fn variable(name: &str) -> Option<OsString> {
 pub fn ssl_warning(args: &Args, config: &Config) -> Option<String> {
     let is_on = matches!(config.database, Database::Parts { ssl: true, .. });
     let text = variable_lookup(args)("DB_SSL").filter(|text| !is_on && text != "false");
-    text.map(|text| format!("DB_SSL={text:?} {SSL_IS_IGNORED}"))
+    text.map(|text| format!("DB_SSL={text:?} {IGNORED_DB_SSL}"))
 }
 
 /// Returns the listening sockets that systemd, or a supervisor with the same protocol, has passed to this process
 /// (`LISTEN_FDS`, `LISTEN_PID`).
-pub fn passed_sockets() -> Result<Vec<Arc<OwnedFd>>, Failure> {
+pub fn supervisor_sockets() -> Result<Vec<Arc<OwnedFd>>, Failure> {
     let mut passed = ListenFd::from_env();
     let count = passed.len();
     let take = |index| {

@@ -68,7 +68,7 @@ pub fn print_config(args: &Args) -> Result<(), Failure> {
     }
     let rows = config.in_force(environment::variable_lookup(args));
     for ShownSetting { variable, value, source } in &rows {
-        let place = args.assigned_variables.get(*variable).filter(|_| *source == "environment");
+        let place = args.variable_sources.get(*variable).filter(|_| *source == "environment");
         print(format!("{variable:<20} {value:<24} {}\n", place.unwrap_or(source)))?;
     }
     Ok(())

@@ -15,15 +15,16 @@ pub struct Output {
 }
 
 impl Output {
-    /// Opens `file`, or standard output if `file` is `None`. If `secret` is true, only the owner may read the new file.
-    pub fn open(file: Option<&Path>, secret: bool) -> Result<Output, Failure> {
+    /// Opens `file`, or standard output if `file` is `None`. If `is_secret` is true, only the owner may read the new
+    /// file.
+    pub fn open(file: Option<&Path>, is_secret: bool) -> Result<Output, Failure> {
         let as_it_is = |file: File| Output { file, unfinished_file: None };
         let opened = check_symlink(file).and_then(|()| match file {
             None => nix::unistd::dup(io::stdout()).map(File::from).map(as_it_is).map_err(io::Error::from),
             Some(file) if fs::metadata(file).is_ok_and(|found| !found.is_file()) => {
                 OpenOptions::new().write(true).open(file).map(as_it_is)
             }
-            Some(file) => Output::open_temporary(file, secret),
+            Some(file) => Output::open_temporary(file, is_secret),
         });
         let name = file.unwrap_or(Path::new("-")).display();
         opened.map_err(|error| Failure::runtime(format!("cannot write {name}: {error}; name another FILE")))
@@ -31,11 +32,11 @@ impl Output {
 
     /// Opens a temporary file in the directory of `file`, or of the file that `file` links to. The temporary file has
     /// the permissions of an existing `file`, unless the content is secret.
-    fn open_temporary(file: &Path, secret: bool) -> io::Result<Output> {
+    fn open_temporary(file: &Path, is_secret: bool) -> io::Result<Output> {
         let target = fs::canonicalize(file).or_else(|_| std::path::absolute(file))?;
         let directory = target.parent().ok_or(io::ErrorKind::IsADirectory)?;
         let mode = fs::metadata(&target).map_or(0o666, |found| found.permissions().mode() & 0o777);
-        let mode = Permissions::from_mode(if secret { 0o600 } else { mode });
+        let mode = Permissions::from_mode(if is_secret { 0o600 } else { mode });
         let mut cleanup = signals::CLEANUP.lock();
         let (file, path) = Builder::new().permissions(mode).tempfile_in(directory)?.into_parts();
         cleanup.temporary_file = Some(path.to_path_buf());

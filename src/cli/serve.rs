@@ -13,7 +13,7 @@ const SERVICE_BROKE: &str = "nothing could be served any more; the log says why,
 pub fn serve(args: &Args) -> Result<(), Failure> {
     log_to_stderr(&environment::variable)?;
     let mut config = environment::read_config(args).map_err(Failure::usage)?;
-    config.sockets = environment::passed_sockets()?;
+    config.sockets = environment::supervisor_sockets()?;
     server::raise_system_limits(&config)?;
     if let Some(line) = environment::ssl_warning(args, &config) {
         log::warn!("{line}");
@@ -33,7 +33,7 @@ pub fn serve(args: &Args) -> Result<(), Failure> {
     notify_systemd("READY=1");
     // Ignores an error, because a test harness may have closed standard output.
     let _ = writeln!(io::stdout(), "listening on {}", server.base_url());
-    let end = signals::wait_for_end(cluster.as_mut());
+    let end = signals::wait_for_service_end(cluster.as_mut());
     log::info!("stopping");
     notify_systemd("STOPPING=1");
     server.stop();

@@ -23,14 +23,14 @@ const MAX_REPETITION_TIME: Duration = Duration::from_secs(1);
 pub static EXITS_GRACEFULLY: AtomicBool = AtomicBool::new(false);
 
 /// How the service has ended: `Err` with the reason if it could not go on. `None` until the service ends, and after
-/// [`wait_for_end`] has taken the value.
+/// [`wait_for_service_end`] has taken the value.
 static SERVICE_END: Mutex<Option<Result<(), String>>> = Mutex::new(None);
 
 /// The exit code of a service that ends before it has served: 0, or 128 plus the number of the signal that has ended
 /// it.
-static EXIT_CODE: AtomicU8 = AtomicU8::new(0);
+static EARLY_EXIT_CODE: AtomicU8 = AtomicU8::new(0);
 
-/// Wakes [`wait_for_end`] up when the service ends.
+/// Wakes [`wait_for_service_end`] up when the service ends.
 static SERVICE_ENDED: Condvar = Condvar::new();
 
 /// A server to end and a file to remove when the process ends, so that it leaves neither behind.
@@ -91,7 +91,8 @@ pub fn spawn_thread(name: &str, body: impl FnOnce() + Send + 'static) -> Result<
     thread::Builder::new().name(name.to_owned()).spawn(body).map(drop).map_err(Failure::runtime)
 }
 
-/// Makes [`wait_for_end`] return `end`: `Err` with the reason if the service cannot go on. Only the first call counts.
+/// Makes [`wait_for_service_end`] return `end`: `Err` with the reason if the service cannot go on. Only the first
+/// call counts.
 pub fn end_service(end: Result<(), String>) {
     SERVICE_END.lock().get_or_insert(end);
     SERVICE_ENDED.notify_one();
@@ -100,7 +101,7 @@ pub fn end_service(end: Result<(), String>) {
 /// Returns the failure of a service whose start a signal has interrupted, or `None` if no signal has come.
 pub fn interruption() -> Option<Failure> {
     let has_ended = SERVICE_END.lock().is_some();
-    has_ended.then(|| Failure { exit_code: EXIT_CODE.load(SeqCst), message: String::new() })
+    has_ended.then(|| Failure { exit_code: EARLY_EXIT_CODE.load(SeqCst), message: String::new() })
 }
 
 /// Lets signals end the service from now on. The first signal ends it once the requests in flight are finished. A
@@ -112,7 +113,7 @@ pub fn end_service_on_signal() -> Result<(), Failure> {
         Some(first) if first.elapsed() < MAX_REPETITION_TIME => {}
         None if EXITS_GRACEFULLY.load(SeqCst) => {
             first = Some(Instant::now());
-            EXIT_CODE.store(128 + signal as u8, SeqCst);
+            EARLY_EXIT_CODE.store(128 + signal as u8, SeqCst);
             end_service(Ok(()));
         }
         _ => exit_now(128 + signal, ""),
@@ -120,7 +121,7 @@ pub fn end_service_on_signal() -> Result<(), Failure> {
 }
 
 /// Blocks until the service or its private cluster has ended. Returns how the service has ended.
-pub fn wait_for_end(mut cluster: Option<&mut Cluster>) -> Result<(), String> {
+pub fn wait_for_service_end(mut cluster: Option<&mut Cluster>) -> Result<(), String> {
     let pause = if cluster.is_some() { END_POLL_PAUSE } else { Duration::MAX };
     let mut end = SERVICE_END.lock();
     while end.is_none() {

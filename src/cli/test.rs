@@ -36,7 +36,7 @@ const FORWARDED_SIGNALS: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal:
 const MIN_CONTROL_NAME_BYTES: usize = 16;
 
 /// The most lines of the service's log that are printed if COMMAND fails.
-const MAX_LOG_LINES: usize = 50;
+const MAX_LOG_TAIL_LINES: usize = 50;
 
 /// The last lines of the service's log.
 static LOG_TAIL: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -74,9 +74,9 @@ pub fn test(args: &Args) -> Result<(), Failure> {
     let variables = COMMAND_VARIABLES.into_iter();
     let variables: Vec<_> = variables.filter_map(|(name, url)| Some((name, urls[url].as_str()?))).collect();
     if command.is_empty() {
-        return serve_until_end(&variables);
+        return print_variables_and_serve(&variables);
     }
-    run_command(&command, &variables).inspect_err(|_| print_last_lines(services))
+    run_command(&command, &variables).inspect_err(|_| print_last_requests_and_log(services))
 }
 
 /// Returns the failure with an exit code of `userd test` itself, and with its message in one line. A failure of COMMAND
@@ -121,19 +121,19 @@ fn parse_settings(args: &Args) -> Result<BTreeMap<String, OsString>, Failure> {
 }
 
 /// Prints the environment variables, and serves until a signal, the end of standard input or the end of the parent.
-fn serve_until_end(variables: &[(&str, &str)]) -> Result<(), Failure> {
+fn print_variables_and_serve(variables: &[(&str, &str)]) -> Result<(), Failure> {
     signals::EXITS_GRACEFULLY.store(true, SeqCst);
     let lines: String = variables.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
     // Ignores an error, because a test harness may have closed standard output.
     let _ = writeln!(io::stdout(), "{lines}");
-    signals::wait_for_end(None).map_err(Failure::runtime)
+    signals::wait_for_service_end(None).map_err(Failure::runtime)
 }
 
 /// Starts a thread that calls `wait`, and ends the process when `wait` returns.
-fn end_process_after(name: &str, wait: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
+fn end_process_after(thread_name: &str, wait: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
     const INPUT_ENDED: &str = "standard input has ended before the service could start: keep it open as long as the \
                                service is needed, name a COMMAND, or add --until-signal";
-    signals::spawn_thread(name, || {
+    signals::spawn_thread(thread_name, || {
         wait();
         if !signals::EXITS_GRACEFULLY.load(SeqCst) {
             signals::exit_now(OWN_FAILURE_CODE.into(), INPUT_ENDED);
@@ -146,13 +146,13 @@ fn end_process_after(name: &str, wait: impl FnOnce() + Send + 'static) -> Result
 fn keep_log_tail(text: &[u8]) {
     let mut kept = LOG_TAIL.lock();
     kept.extend(String::from_utf8_lossy(text).split_inclusive('\n').map(str::to_owned));
-    let surplus = kept.len().saturating_sub(MAX_LOG_LINES);
+    let surplus = kept.len().saturating_sub(MAX_LOG_TAIL_LINES);
     kept.drain(..surplus);
 }
 
 /// Prints the last requests and the last lines of the log on standard error, because they may explain why COMMAND
 /// failed.
-fn print_last_lines(services: &Services) {
+fn print_last_requests_and_log(services: &Services) {
     log::logger().flush();
     let (requests, lines) = (services.last_requests(), LOG_TAIL.lock().concat());
     for (what, lines) in [("last requests", requests), ("last lines of the log", lines)] {
@@ -165,7 +165,7 @@ fn print_last_lines(services: &Services) {
 /// Runs COMMAND with these environment variables to its end. Fails with its exit code, unless the code is 0.
 fn run_command(command: &[&OsString], variables: &[(&str, &str)]) -> Result<(), Failure> {
     let program = Path::new(command[0]).display();
-    let exit_code = execute_command(command, variables).map_err(|error| {
+    let exit_code = run_to_exit_code(command, variables).map_err(|error| {
         let exit_code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
         Failure { exit_code, message: format!("cannot execute {program}: {error}") }
     })?;
@@ -174,7 +174,7 @@ fn run_command(command: &[&OsString], variables: &[(&str, &str)]) -> Result<(), 
 
 /// Starts COMMAND, passes signals on to it, and waits for its end. Returns its exit code. Fails if COMMAND cannot be
 /// executed.
-fn execute_command(command: &[&OsString], variables: &[(&str, &str)]) -> io::Result<u8> {
+fn run_to_exit_code(command: &[&OsString], variables: &[(&str, &str)]) -> io::Result<u8> {
     // Registers signals before COMMAND starts, so that no signal is lost.
     let mut signals = SignalsInfo::<WithOrigin>::new(signals::ignore_signals(FORWARDED_SIGNALS))?;
     let parent = Pid::this();

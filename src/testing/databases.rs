@@ -132,7 +132,7 @@ struct ClusterSession {
 
 impl ClusterSession {
     fn open() -> Result<ClusterSession, StartError> {
-        const DESCRIBE_SESSION: &str = "\
+        const READ_SESSION_ID_AND_VERSION: &str = "\
             select concat(pid, '_', (extract(epoch from backend_start) * 1000000)::bigint), \
                 current_setting('server_version'), \
                 case when current_setting('server_version_num')::int >= 150000 then 'strategy file_copy' else '' end \
@@ -147,7 +147,7 @@ impl ClusterSession {
         // Drops the databases of ended processes in a thread, so that this process need not wait for that. Ignores an
         // error, because the next process drops what is left.
         let _ = thread::Builder::new().spawn(move || drop_leftover_databases(&connection_string));
-        let row = cluster.session.query_one(DESCRIBE_SESSION, &[]).map_err(cluster_error)?;
+        let row = cluster.session.query_one(READ_SESSION_ID_AND_VERSION, &[]).map_err(cluster_error)?;
         log::info!("PostgreSQL {}, programs in {}", row.get::<_, &str>(1), cluster.programs_dir.display());
         Ok(ClusterSession { id: row.get(0), copy_clause: row.get(2), cluster, created_databases: 0 })
     }

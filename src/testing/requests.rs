@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 const MAX_JOURNAL_BYTES: usize = 8 << 20;
 
 /// The text in the journal for a secret value.
-const HIDDEN_VALUE: &str = "***";
+const SECRET_MASK: &str = "***";
 
 /// The journal of requests and the rules for faults. The service passes each request here before it executes or
 /// refuses the request.
@@ -95,7 +95,7 @@ impl Interceptor {
         let body = parse_object(&request.body).map_or(request.body.len().into(), Value::Object);
         let (path, query) = request.target.split_once('?').unwrap_or_default();
         let has_secret = query.split('&').any(|pair| is_secret(pair.split('=').next().unwrap_or_default()));
-        let target = if has_secret { format!("{path}?{HIDDEN_VALUE}") } else { request.target.clone() };
+        let target = if has_secret { format!("{path}?{SECRET_MASK}") } else { request.target.clone() };
         let request =
             json!({"method": request.method_name, "target": target, "headers": headers, "body": body});
         let line = hide_secrets(request).to_string();
@@ -145,7 +145,7 @@ fn is_secret(name: &str) -> bool {
 /// Replaces the secrets in a JSON value by `***`.
 fn hide_secrets(value: Value) -> Value {
     let hide_member = |(name, value): (String, Value)| {
-        let value = if is_secret(&name) { HIDDEN_VALUE.into() } else { hide_secrets(value) };
+        let value = if is_secret(&name) { SECRET_MASK.into() } else { hide_secrets(value) };
         (name, value)
     };
     match value {

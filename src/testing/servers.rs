@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use std::{fmt, thread};
 
 /// The most time that a change of the database may take, such as a reset.
-const MAX_CHANGE_TIME: Duration = Duration::from_secs(10);
+const MAX_DB_CHANGE_TIME: Duration = Duration::from_secs(10);
 
 /// A running server on a free port of the loopback, with a database of its own. Dropping this value stops the server
 /// and drops the database.
@@ -232,7 +232,7 @@ impl Drop for TestServer {
 
 /// Returns the deadline of a change of the database that begins now.
 fn new_deadline() -> Instant {
-    Instant::now() + MAX_CHANGE_TIME
+    Instant::now() + MAX_DB_CHANGE_TIME
 }
 
 /// Returns the value of a result, or panics with its error and the line of the test.

@@ -98,7 +98,7 @@ impl Services {
     ) -> Result<&'static Services, String> {
         let services: &Services = Box::leak(Box::new(Services {
             first_config: config.clone(),
-            first_service_name: name.unwrap_or_else(random_name),
+            first_service_name: name.unwrap_or_else(random_service_name),
             services_by_name: Mutex::default(),
         }));
         let find_control = |request: &Request| services.find_control_handler(request);
@@ -183,7 +183,8 @@ impl Services {
         Ok(Response::no_content())
     }
 
-    /// Executes the control `POST services`: starts a service. Returns the name and the URLs of the service.
+    /// Starts one more service, as the control request `POST services` asks. Returns the name and the URLs of the
+    /// service.
     fn add_service(&self, request: &Request, deadline: Instant) -> Result<(String, Value), Refusal> {
         let body = if request.body.is_empty() { ServiceBody::default() } else { parse_body(request)? };
         let text = |value| if let Value::String(text) = value { text } else { value.to_string() };
@@ -193,7 +194,7 @@ impl Services {
         let config = Config { host, migrations_dir, ..config };
         let users = (!body.users.is_empty()).then(|| Value::from(body.users).to_string());
         let running = start_service(&config, users.as_ref().map(String::as_bytes), |_| None, deadline)?;
-        let (name, running) = (random_name(), Arc::new(running));
+        let (name, running) = (random_service_name(), Arc::new(running));
         self.services_by_name.lock().insert(name.clone(), running.clone());
         let urls = self.service_urls(&name, &running, Some(request));
         Ok((name, urls))
@@ -212,7 +213,7 @@ impl Services {
     }
 }
 
-fn random_name() -> String {
+fn random_service_name() -> String {
     Uuid::new_v4().simple().to_string()
 }
 

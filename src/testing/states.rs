@@ -15,7 +15,7 @@ use std::{collections::HashSet, sync::Arc};
 
 /// How long before the deadline of a control (a request that steers a test's service) its statements are ended, so that
 /// its answer is still sent in time.
-const TIME_FOR_ANSWER: Duration = Duration::from_millis(100);
+const TIME_TO_SEND_ANSWER: Duration = Duration::from_millis(100);
 
 /// A test's server with a database of its own.
 pub struct RunningService {
@@ -111,11 +111,13 @@ impl RunningService {
     fn execute(&self, sql: &str, deadline: Instant) -> Result<(), Refusal> {
         const TOO_LATE: &str =
             "it took too long, and has changed nothing: another session may keep a lock on users";
-        let end = deadline.checked_sub(TIME_FOR_ANSWER).unwrap_or(deadline);
+        let end_at = deadline.checked_sub(TIME_TO_SEND_ANSWER).unwrap_or(deadline);
         loop {
-            let Err(error) = run_outside_of_runtimes(|| self.try_execute(sql, end)) else { return Ok(()) };
+            let Err(error) = run_outside_of_runtimes(|| self.try_execute(sql, end_at)) else {
+                return Ok(());
+            };
             let is_locked = error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE);
-            if is_locked && Instant::now() < end {
+            if is_locked && Instant::now() < end_at {
                 continue;
             }
             let is_late = is_locked || error.code() == Some(&SqlState::QUERY_CANCELED);
@@ -124,9 +126,9 @@ impl RunningService {
         }
     }
 
-    /// Executes statements in one transaction, which is rolled back if a lock is not free within 50 ms, or at `end`.
-    fn try_execute(&self, sql: &str, end: Instant) -> Result<(), Error> {
-        let left_ms = end.saturating_duration_since(Instant::now()).as_millis().max(1);
+    /// Executes statements in one transaction, which is rolled back if a lock is not free within 50 ms, or at `end_at`.
+    fn try_execute(&self, sql: &str, end_at: Instant) -> Result<(), Error> {
+        let left_ms = end_at.saturating_duration_since(Instant::now()).as_millis().max(1);
         Client::connect(self.database.url(), NoTls)?.batch_execute(&format!(
             "set lock_timeout = '50ms'; set statement_timeout = {left_ms}; set jit = off; begin; {sql}; commit"
         ))

@@ -1,6 +1,6 @@
 //! Writes all users of one snapshot of the database, in the order of their ids, as lines of JSON or as CSV.
 
-use super::{Format, PASSWORD_HASH, TransferError};
+use super::{Format, PASSWORD_HASH_FIELD, TransferError};
 use crate::config::Config;
 use crate::db::{
     bulk::{begin_export, for_each_user},
@@ -66,7 +66,7 @@ impl ExportOptions {
         }
         // Writes a byte order mark, because a spreadsheet takes UTF-8 without it for an older encoding.
         let mark = if self.for_spreadsheets { "\u{feff}" } else { "" };
-        let hash = self.with_password_hashes.then_some(PASSWORD_HASH);
+        let hash = self.with_password_hashes.then_some(PASSWORD_HASH_FIELD);
         let names: Vec<&str> = USER_FIELDS.into_iter().chain(hash).collect();
         writeln!(to, "{mark}{}", names.join(","))
     }

@@ -4,7 +4,7 @@
 //! with the stored users, and stores them by one insert.
 
 use super::read::{read, read_error};
-use super::rules::{Candidate, Record, Rules, member_at};
+use super::rules::{Record, Rules, ValidUser, member_at};
 use super::{FieldMapping, Format, TransferError};
 use crate::config::Config;
 use crate::db::{
@@ -68,9 +68,9 @@ pub struct ImportOutcome {
 }
 
 impl ImportOutcome {
-    fn add_problem(&mut self, number: i64, problem: String) {
+    fn add_problem(&mut self, record_number: i64, problem: String) {
         self.refused_records += 1;
-        self.problems.insert(number, problem);
+        self.problems.insert(record_number, problem);
         if self.problems.len() > MAX_PROBLEMS {
             self.problems.pop_last();
         }
@@ -78,7 +78,7 @@ impl ImportOutcome {
 
     /// Counts a record from which the member of this name was left out. Counts all names after the first 20 together,
     /// as `…`.
-    fn count_left_out(&mut self, name: &str) {
+    fn count_left_out_member(&mut self, name: &str) {
         let is_new = self.left_out_members.len() >= MAX_PROBLEMS && !self.left_out_members.contains_key(name);
         *self.left_out_members.entry(if is_new { "…" } else { name }.to_owned()).or_default() += 1;
     }
@@ -112,9 +112,9 @@ pub fn import(
     let mut check = |batch: Vec<Record>| {
         for (record, accepted) in batch.iter().zip(validate_all(cores, &rules, &batch)) {
             match accepted {
-                Ok(Candidate { user, left_out_members }) => {
+                Ok(ValidUser { user, left_out_members }) => {
                     users.push(user);
-                    left_out_members.into_iter().for_each(|name| outcome.count_left_out(name));
+                    left_out_members.into_iter().for_each(|name| outcome.count_left_out_member(name));
                 }
                 Err(problem) => outcome.add_problem(record.number, problem),
             }
@@ -167,7 +167,7 @@ pub fn import(
 
 /// Validates records, on all cores if clear passwords have to be hashed. Returns the user or the problem of each
 /// record.
-fn validate_all<'a>(cores: usize, rules: &Rules, batch: &'a [Record]) -> Vec<Result<Candidate<'a>, String>> {
+fn validate_all<'a>(cores: usize, rules: &Rules, batch: &'a [Record]) -> Vec<Result<ValidUser<'a>, String>> {
     let check = |part: &'a [Record]| part.iter().map(|record| rules.validate(record)).collect::<Vec<_>>();
     if !rules.options.hash_passwords {
         return check(batch);

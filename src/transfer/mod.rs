@@ -25,7 +25,7 @@ pub enum Format {
 }
 
 /// The name of the field that has the hash of a password in exports and imports.
-const PASSWORD_HASH: &str = "passwordHash";
+const PASSWORD_HASH_FIELD: &str = "passwordHash";
 
 /// The message of an import whose insert violates the unique index of addresses or of ids.
 const VALUE_TAKEN: &str = "another session stored one of the addresses or ids meanwhile, so repeat the import; or the sequence \

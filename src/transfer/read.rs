@@ -39,9 +39,9 @@ pub(super) fn read(input: impl Read, rules: &Rules, each: &mut Sink) -> Result<&
     let is_json = matches!(begin, Some(b'{' | b'['));
     match rules.options.format.unwrap_or(if is_json { Format::Ndjson } else { Format::Csv }) {
         Format::Ndjson if begin == Some(b'[') => {
-            let left_bytes = &Cell::new(MAX_RECORD_BYTES);
-            let input = BoundedInput { input: first.as_slice().chain(lines.input), left_bytes };
-            JsonArray { sink: each, element_count: 0, error: None, left_bytes }.read(input).map(|()| "user")
+            let bytes_left = &Cell::new(MAX_RECORD_BYTES);
+            let input = BoundedInput { input: first.as_slice().chain(lines.input), bytes_left };
+            JsonArray { sink: each, element_count: 0, error: None, bytes_left }.read(input).map(|()| "user")
         }
         Format::Ndjson => {
             let first = lines.decode_line(first)?;
@@ -129,7 +129,7 @@ impl<R: BufRead> Lines<R> {
             if row.len() < header.len() && !self.has_line_feed {
                 return Err(self.line_error("is cut off"));
             }
-            each(Record { number, members: rules.row_members(&header, row) })?;
+            each(Record { number, members: rules.parse_row(&header, row) })?;
         }
         Ok(())
     }
@@ -159,18 +159,18 @@ impl<R: BufRead> Lines<R> {
             is_open ^= is_quote(sign);
             sign == separator && !is_open
         });
-        let fields: Option<_> = fields.map(if has_tabs { tab_value } else { csv_value }).collect();
+        let fields: Option<_> = fields.map(if has_tabs { read_tab_field } else { read_csv_field }).collect();
         fields.ok_or_else(|| self.line_error(if has_tabs { AMBIGUOUS_FIELD } else { MISPLACED_QUOTE }))
     }
 }
 
 /// Returns the value of a field between tabs, or `None` if programs read the field in different ways.
-fn tab_value(field: &str) -> Option<String> {
+fn read_tab_field(field: &str) -> Option<String> {
     (!field.starts_with('"') && !field.contains(['\\', '\r'])).then(|| field.to_owned())
 }
 
 /// Returns the value of a field of CSV, without its quotes, or `None` if programs read the field in different ways.
-fn csv_value(field: &str) -> Option<String> {
+fn read_csv_field(field: &str) -> Option<String> {
     let Some(quoted) = field.strip_prefix('"') else {
         return (!field.contains(['"', '\r'])).then(|| field.to_owned());
     };
@@ -183,8 +183,8 @@ pub(super) fn read_error(problem: impl Into<String>) -> TransferError {
     io::Error::other(problem.into()).into()
 }
 
-fn too_long_error(unit: &str, number: i64) -> TransferError {
-    read_error(format!("{unit} {number} is longer than {MAX_RECORD_BYTES} bytes"))
+fn too_long_error(record_word: &str, number: i64) -> TransferError {
+    read_error(format!("{record_word} {number} is longer than {MAX_RECORD_BYTES} bytes"))
 }
 
 /// Returns the problem of a record that is not a JSON object.
@@ -200,21 +200,21 @@ fn first_nonblank_byte(text: &[u8]) -> Option<u8> {
     text.iter().copied().find(|byte| !b" \t\r\n".contains(byte))
 }
 
-/// An input that fails once `left_bytes` have been read. The reader of an array sets this number anew after each
+/// An input that fails once `bytes_left` have been read. The reader of an array sets this number anew after each
 /// element, so that no element is too long.
 struct BoundedInput<'a, R> {
     input: R,
-    left_bytes: &'a Cell<usize>,
+    bytes_left: &'a Cell<usize>,
 }
 
 impl<R: Read> Read for BoundedInput<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let max = buffer.len().min(self.left_bytes.get());
+        let max = buffer.len().min(self.bytes_left.get());
         if max == 0 && !buffer.is_empty() {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
         let bytes = self.input.read(&mut buffer[..max])?;
-        self.left_bytes.set(self.left_bytes.get() - bytes);
+        self.bytes_left.set(self.bytes_left.get() - bytes);
         Ok(bytes)
     }
 }
@@ -226,7 +226,7 @@ struct JsonArray<'a> {
     /// The error that `sink` has returned, which ends the import.
     error: Option<TransferError>,
     /// The most bytes that can still be read of the next element.
-    left_bytes: &'a Cell<usize>,
+    bytes_left: &'a Cell<usize>,
 }
 
 impl JsonArray<'_> {
@@ -254,7 +254,7 @@ impl<'de> Visitor<'de> for &mut JsonArray<'_> {
         // record, and not of the array.
         while let Some(user) = array.next_element::<Box<RawValue>>()? {
             self.element_count += 1;
-            self.left_bytes.set(MAX_RECORD_BYTES);
+            self.bytes_left.set(MAX_RECORD_BYTES);
             let members = serde_json::from_str(user.get()).map_err(not_json_problem);
             self.error = (self.sink)(Record { number: self.element_count, members }).err();
             if self.error.is_some() {

@@ -2,7 +2,7 @@
 //!
 //! This module knows no file and no database.
 
-use super::{ImportOptions, PASSWORD_HASH};
+use super::{ImportOptions, PASSWORD_HASH_FIELD};
 use crate::config::{Config, Validation as Mode};
 use crate::users::{
     email,
@@ -16,11 +16,11 @@ use std::collections::BTreeMap;
 
 /// Returns the names of the fields that a record may have: a user's fields in an answer, `password` and `passwordHash`.
 pub fn field_names() -> impl Iterator<Item = &'static str> {
-    user::USER_FIELDS.into_iter().chain(["password", PASSWORD_HASH])
+    user::USER_FIELDS.into_iter().chain(["password", PASSWORD_HASH_FIELD])
 }
 
 /// The largest id that an import keeps. New users get larger ids, so that half of the numbers are left for them.
-const MAX_ID: i64 = i64::MAX / 2;
+const MAX_KEPT_ID: i64 = i64::MAX / 2;
 
 const BAD_ID: &str = "/id must be a whole number from 1 to 4611686018427387903";
 
@@ -40,7 +40,7 @@ pub(super) struct Record {
 }
 
 /// A valid record, whose user is stored unless the address or the id is taken.
-pub(super) struct Candidate<'a> {
+pub(super) struct ValidUser<'a> {
     pub user: StagedUser,
     /// Names of the members of the record that no field is read from.
     pub left_out_members: Vec<&'a String>,
@@ -116,7 +116,7 @@ impl Rules<'_> {
     }
 
     /// Returns a row as the members of a record, or the problem of the row.
-    pub fn row_members(&self, header: &[String], row: Vec<String>) -> Result<Map<String, Value>, String> {
+    pub fn parse_row(&self, header: &[String], row: Vec<String>) -> Result<Map<String, Value>, String> {
         if row.len() != header.len() {
             return Err(format!("has {} fields, and the header {}", row.len(), header.len()));
         }
@@ -139,7 +139,7 @@ impl Rules<'_> {
 
     /// Validates a record, and hashes its clear password, which blocks for the time of a hash. The error is the problem
     /// of the record.
-    pub fn validate<'m>(&self, record: &'m Record) -> Result<Candidate<'m>, String> {
+    pub fn validate<'m>(&self, record: &'m Record) -> Result<ValidUser<'m>, String> {
         let object = record.members.as_ref().map_err(String::clone)?;
         let left_out: Vec<&String> = object.keys().filter(|name| !self.uses_member(name)).collect();
         if !left_out.is_empty() && !self.options.ignore_unknown && self.options.mapping.is_none() {
@@ -149,11 +149,11 @@ impl Rules<'_> {
             ));
         }
         let mut fields = self.extract_fields(object);
-        let hash = fields.remove(PASSWORD_HASH).map(PasswordHash::parse_imported).transpose();
-        let hash = hash.map_err(|problem| format!("/{PASSWORD_HASH} {problem}"))?;
+        let hash = fields.remove(PASSWORD_HASH_FIELD).map(PasswordHash::parse_imported).transpose();
+        let hash = hash.map_err(|problem| format!("/{PASSWORD_HASH_FIELD} {problem}"))?;
         let id = match fields.remove("id").filter(|_| self.options.keep_ids) {
             Some(id) => {
-                let id = parse_id(id.as_str().unwrap_or(&id.to_string())).filter(|id| *id <= MAX_ID);
+                let id = parse_id(id.as_str().unwrap_or(&id.to_string())).filter(|id| *id <= MAX_KEPT_ID);
                 Some(id.ok_or(BAD_ID)?)
             }
             None if self.options.requires("id") => return Err("/id is required by --keep-ids".to_owned()),
@@ -166,7 +166,7 @@ impl Rules<'_> {
         };
         let (created_at, updated_at) = (time("createdAt")?, time("updatedAt")?);
         if let Some(password) = fields.get("password") {
-            let hashes = format!("--map {PASSWORD_HASH}={}", self.field_paths["password"].concat());
+            let hashes = format!("--map {PASSWORD_HASH_FIELD}={}", self.field_paths["password"].concat());
             match password {
                 _ if hash.is_some() => Err("/password and /passwordHash exclude one another".to_owned()),
                 _ if !self.options.hash_passwords => {
@@ -190,7 +190,7 @@ impl Rules<'_> {
             None => hash,
         };
         let user = StagedUser { line: record.number, id, hash, created_at, updated_at, user: new };
-        Ok(Candidate { user, left_out_members: left_out })
+        Ok(ValidUser { user, left_out_members: left_out })
     }
 
     /// Returns the fields of a user that a record has. Brings the address into NFC and trims it, unless users are
