@@ -111,13 +111,11 @@ impl RunningService {
     fn execute(&self, sql: &str, deadline: Instant) -> Result<(), Refusal> {
         const TOO_LATE: &str =
             "it took too long, and has changed nothing: another session may keep a lock on users";
-        let end_at = deadline.checked_sub(TIME_TO_SEND_ANSWER).unwrap_or(deadline);
+        let end = deadline.checked_sub(TIME_TO_SEND_ANSWER).unwrap_or(deadline);
         loop {
-            let Err(error) = run_outside_of_runtimes(|| self.try_execute(sql, end_at)) else {
-                return Ok(());
-            };
+            let Err(error) = run_outside_of_runtimes(|| self.try_execute(sql, end)) else { return Ok(()) };
             let is_locked = error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE);
-            if is_locked && Instant::now() < end_at {
+            if is_locked && Instant::now() < end {
                 continue;
             }
             let is_late = is_locked || error.code() == Some(&SqlState::QUERY_CANCELED);
