@@ -7,7 +7,7 @@ use std::io;
 /// Changes the user of all threads of a root process to this account, for good. After an error the process must end,
 /// because its rights are unknown.
 pub fn give_up_root(account: &Account) -> io::Result<()> {
-    let Some((uid, gid)) = account.ids_if_root() else { return Ok(()) };
+    let Some((uid, gid)) = account.ids_to_switch_to() else { return Ok(()) };
     let name = SystemUser::with_uid(uid).map_or_else(|| uid.to_string(), |user| user.name);
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
     let failed = |error| io::Error::other(format!("root cannot become user {name}: {error}"));

@@ -74,14 +74,14 @@ impl Account {
 
     /// Returns the ids of the account's user and group if this process is root's, else `None`. The process can become
     /// this user once the [`Cluster`](super::Cluster) runs, because nothing needs root's rights from then on.
-    pub fn ids_if_root(&self) -> Option<(u32, u32)> {
+    pub fn ids_to_switch_to(&self) -> Option<(u32, u32)> {
         Uid::effective().is_root().then_some((self.uid, self.gid))
     }
 
     /// Runs a function on a thread that has the account's rights to files. Threads and processes that the function
     /// starts have these rights, too.
     pub fn with_rights<T: Send>(&self, run: impl FnOnce() -> T + Send) -> T {
-        let Some((uid, gid)) = self.ids_if_root() else { return run() };
+        let Some((uid, gid)) = self.ids_to_switch_to() else { return run() };
         let run_as_account = || {
             let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
             // Makes the system call, because the C library's `setgroups` would change all threads of the process.
@@ -104,7 +104,7 @@ impl Account {
     pub(super) fn command(&self, program: impl AsRef<Path>) -> Command {
         let mut command = Command::new(program.as_ref());
         command.env_clear().envs(INHERITED_ENV.iter().filter_map(|name| Some((name, env::var_os(name)?))));
-        if let Some((uid, gid)) = self.ids_if_root() {
+        if let Some((uid, gid)) = self.ids_to_switch_to() {
             command.uid(uid).gid(gid);
         }
         command
@@ -152,7 +152,7 @@ impl Account {
 
     /// Makes the directory `dir` so that no other account can enter it, unless the account has such a directory
     /// already. Returns false if `dir` cannot be made or restricted.
-    pub(super) fn make_private_dir(&self, dir: &Path) -> bool {
+    pub(super) fn ensure_private_dir(&self, dir: &Path) -> bool {
         self.has_private_dir(dir)
             || DirBuilder::new().mode(0o700).create(dir).is_ok() && self.restrict_to_owner(dir).is_ok()
     }

@@ -52,7 +52,7 @@ impl Cluster {
             let mut wait = Wait::begin();
             loop {
                 if let Some(directory) = ClusterDir::lock(&dir, account, go_on)? {
-                    return Cluster::start_in(directory, max_connections);
+                    return Cluster::start_server_in(directory, max_connections);
                 }
                 match (may_join && server::is_ready(&dir)).then(|| connect(&dir)) {
                     Some(Ok(_)) => return Ok(Cluster { account, dir, own_server: None }),
@@ -68,12 +68,12 @@ impl Cluster {
         })
     }
 
-    fn start_in(directory: ClusterDir, max_connections: u32) -> Result<Cluster> {
+    fn start_server_in(directory: ClusterDir, max_connections: u32) -> Result<Cluster> {
         let (dir, pgdata) = (directory.path.clone(), directory.pgdata());
         directory.end_leftover_processes()?;
         let is_new = !pgdata.exists();
         let wanted = if is_new { None } else { Some(read_major_version(&directory)?) };
-        let (programs, major) = programs::find(wanted, &directory.account)?;
+        let (programs, major) = programs::find_programs(wanted, &directory.account)?;
         if is_new {
             log::info!("making a PostgreSQL {major} cluster in {}", pgdata.display());
             make_cluster(&directory, &programs, &[])?;

@@ -126,7 +126,7 @@ pub(super) fn make_or_check_dir(dir: &Path, account: Account) -> Result<PathBuf>
         || fs::create_dir_all(dir).map_err(|why| bad_dir(dir, &format!("cannot be created ({why})")));
     let by_account = account.with_rights(|| account.check_may_enter(parent).map(|()| create()))?;
     let is_roots = || fs::metadata(dir).is_ok_and(|found| found.uid() == 0);
-    match account.ids_if_root().filter(|_| by_account.is_err() || is_roots()) {
+    match account.ids_to_switch_to().filter(|_| by_account.is_err() || is_roots()) {
         Some((uid, gid)) => {
             check_only_root_can_replace(dir)?;
             create()?;

@@ -14,7 +14,7 @@ const MIN_VERSION: u32 = 13;
 ///
 /// `wanted_major` is the major version that made the cluster: other versions cannot open it. `None` if there is no
 /// cluster yet.
-pub(super) fn find(wanted_major: Option<u32>, account: &Account) -> Result<(PathBuf, u32)> {
+pub(super) fn find_programs(wanted_major: Option<u32>, account: &Account) -> Result<(PathBuf, u32)> {
     let mut problem = None;
     for dir in candidate_dirs()? {
         let error = match read_programs_version(&dir, account) {

@@ -70,7 +70,7 @@ impl SharedServer {
     }
 
     fn join_as(account: Account, dir_prefixes: &[PathBuf], max_connections: u32) -> Result<SharedServer> {
-        let (programs, major) = programs::find(None, &account)?;
+        let (programs, major) = programs::find_programs(None, &account)?;
         let server =
             fs::metadata(programs.join("postgres")).map_err(ClusterError::cannot("read", &programs))?;
         let name =
@@ -140,7 +140,7 @@ fn make_first_usable_dir(dirs: &[PathBuf], account: &Account) -> Result<PathBuf>
         let has_space = |found: Statvfs| found.blocks_available() * found.fragment_size() >= MIN_FREE_BYTES;
         account.has_private_dir(dir) || found.is_ok_and(has_space) || Some(*dir) == dirs.last()
     };
-    let made = dirs.iter().filter(is_usable).find(|dir| account.make_private_dir(dir)).cloned();
+    let made = dirs.iter().filter(is_usable).find(|dir| account.ensure_private_dir(dir)).cloned();
     let why = format!("no directory for a PostgreSQL that is thrown away: none of {dirs:?} can be made");
     made.ok_or(ClusterError::new(why))
 }
