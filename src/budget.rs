@@ -24,7 +24,7 @@ pub struct MemoryBudget {
 struct MemoryState {
     held_bytes: AtomicUsize,
     /// Locked by the one reservation that waits for memory. Further reservations that do not fit wait for this lock.
-    waiting_lock: Mutex<()>,
+    sole_waiter_lock: Mutex<()>,
     /// The function by which the frontend learns that a reservation waits for memory. The frontend then closes
     /// connections.
     on_shortage: OnceLock<Box<dyn Fn() + Send + Sync>>,
@@ -37,9 +37,9 @@ pub struct Reservation {
 }
 
 impl MemoryBudget {
-    /// Returns a budget of `limit` bytes, none of which is held.
-    pub fn new(limit: usize) -> MemoryBudget {
-        MemoryBudget { limit, state: Arc::default() }
+    /// Returns a budget of `limit_bytes`, none of which is held.
+    pub fn new(limit_bytes: usize) -> MemoryBudget {
+        MemoryBudget { limit: limit_bytes, state: Arc::default() }
     }
 
     /// Returns how many bytes are held now. This can be more than the limit until the requests that workers have claimed
@@ -64,7 +64,7 @@ impl MemoryBudget {
         if self.state.held_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok() {
             return Some(Reservation { budget: self.clone(), reserved_bytes: bytes });
         }
-        let _turn = self.state.waiting_lock.try_lock_until(deadline)?;
+        let _turn = self.state.sole_waiter_lock.try_lock_until(deadline)?;
         let reservation = self.reserve_unchecked(bytes);
         while self.held_bytes() > self.limit && Instant::now() < deadline {
             self.state.on_shortage.get().inspect(|report| report());
@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn a_reservation_that_fits_needs_no_turn() {
         let budget = MemoryBudget::new(1000);
-        let _turn = budget.state.waiting_lock.lock();
+        let _turn = budget.state.sole_waiter_lock.lock();
         let fitting = budget.reserve(600, Instant::now());
         assert_eq!((fitting.map(|held| held.reserved_bytes()), budget.held_bytes()), (Some(600), 0));
         let _most = budget.reserve_unchecked(600);

@@ -27,7 +27,7 @@ impl fmt::Debug for Secret {
 
 /// Returns the secret in a file, without the line end behind it and without a byte order mark. Fails if the file is
 /// empty; the error names the file.
-pub(crate) fn read_file(path: &Path) -> Result<String, String> {
+pub(crate) fn read_secret(path: &Path) -> Result<String, String> {
     let content = fs::read_to_string(path).map_err(|error| format!("cannot read {path:?}: {error}"))?;
     let line = without_line_end(content.strip_prefix('\u{feff}').unwrap_or(&content));
     if line.is_empty() { Err(format!("{path:?} is empty")) } else { Ok(line.to_owned()) }

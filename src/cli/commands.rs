@@ -154,7 +154,7 @@ pub fn clap_command() -> Command {
 
 /// Returns the text of `--version`: the version, the commit if the build knows one, and the machine (`x86_64-linux`).
 fn version() -> &'static str {
-    let [(_, version), (_, commit), (_, machine)] = crate::metrics::build_labels();
+    let [(_, version), (_, commit), (_, machine)] = crate::metrics::build_info_labels();
     let separator = if commit.is_empty() { "" } else { ", " };
     format!("{version} ({commit}{separator}{machine})").leak()
 }

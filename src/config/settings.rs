@@ -248,7 +248,7 @@ fn read_variable(name: &'static str, lookup: &Lookup) -> Result<Option<(&'static
     if value.is_some() {
         return Err(refuse(file, format!("cannot be set together with {name}")));
     }
-    let text = secret::read_file(Path::new(&path)).map_err(|line| refuse_text(file, Some(&path), line))?;
+    let text = secret::read_secret(Path::new(&path)).map_err(|line| refuse_text(file, Some(&path), line))?;
     Ok(Some((file, text)))
 }
 

@@ -38,7 +38,7 @@ const REFUSAL_LABELS: [(u16, &str); 8] = [
 
 /// Returns the labels of the metric `userd_build_info`; `userd --version` prints them, too. The commit is empty
 /// unless the build set `USERD_COMMIT`, as `packaging/build` does.
-pub fn build_labels() -> [(&'static str, String); 3] {
+pub fn build_info_labels() -> [(&'static str, String); 3] {
     let commit = option_env!("USERD_COMMIT").unwrap_or_default();
     let machine = format!("{}-{}", consts::ARCH, consts::OS);
     [("version", env!("CARGO_PKG_VERSION").into()), ("commit", commit.into()), ("machine", machine)]
@@ -49,7 +49,7 @@ pub struct Metrics {
     /// The number of answered requests, by method, route and status.
     request_counts: Mutex<BTreeMap<(&'static str, &'static str, u16), u64>>,
     /// The durations of requests that have a route, by method and route.
-    durations: Mutex<BTreeMap<(&'static str, &'static str), Histogram>>,
+    request_durations: Mutex<BTreeMap<(&'static str, &'static str), Histogram>>,
     /// The number of refused requests, by the label `reason`.
     refusal_counts: Mutex<BTreeMap<&'static str, u64>>,
     /// The sizes of the batches of each lane (queue of commands), with the label of the lane.
@@ -81,14 +81,14 @@ impl Histogram {
 }
 
 impl Metrics {
-    /// Returns metrics that are all zero. `lanes` are the labels of the lanes (the queues of commands).
-    pub fn new(lanes: &'static [&'static str]) -> Metrics {
+    /// Returns metrics that are all zero. `lane_labels` are the labels of the lanes (the queues of commands).
+    pub fn new(lane_labels: &'static [&'static str]) -> Metrics {
         let labels = REFUSAL_LABELS.iter().map(|(_, label)| label).chain(BusyReason::VARIANTS);
         Metrics {
             request_counts: Mutex::default(),
-            durations: Mutex::default(),
+            request_durations: Mutex::default(),
             refusal_counts: Mutex::new(labels.map(|label| (*label, 0)).collect()),
-            batch_sizes: lanes.iter().map(|lane| (*lane, Mutex::default())).collect(),
+            batch_sizes: lane_labels.iter().map(|lane| (*lane, Mutex::default())).collect(),
             accepted_connections: AtomicU64::default(),
             lock_retries: AtomicU64::default(),
             write_other_metrics: OnceLock::new(),
@@ -98,7 +98,7 @@ impl Metrics {
     /// Counts an answered request of a route. `duration` is the time from the request's arrival to its answer.
     pub fn count_request(&self, method: Method, route: &'static str, status: u16, duration: Duration) {
         *self.request_counts.lock().entry((method.name(), route, status)).or_default() += 1;
-        let mut durations = self.durations.lock();
+        let mut durations = self.request_durations.lock();
         durations.entry((method.name(), route)).or_default().add(duration.as_secs_f64(), &DURATION_BUCKETS);
     }
 
@@ -115,16 +115,16 @@ impl Metrics {
         *self.refusal_counts.lock().entry(reason.into()).or_default() += 1;
     }
 
-    /// Counts an executed batch of a lane. `lane` is the lane's index, `commands` the size of the batch.
-    pub fn count_batch(&self, lane: usize, commands: usize) {
-        self.batch_sizes[lane].1.lock().add(commands as f64, &BATCH_SIZE_BUCKETS);
+    /// Counts an executed batch of a lane. `lane_index` is the index of the lane, `commands` the size of the batch.
+    pub fn count_batch(&self, lane_index: usize, commands: usize) {
+        self.batch_sizes[lane_index].1.lock().add(commands as f64, &BATCH_SIZE_BUCKETS);
     }
 
     /// Writes all metrics of the service and of its process.
     pub fn write(&self, text: &mut MetricsText) {
         let help = "The version of the service, its commit and the machine.";
         text.add_family("userd_build_info", "gauge", help);
-        text.add_value(&build_labels().each_ref().map(|(label, value)| (*label, &**value)), 1);
+        text.add_value(&build_info_labels().each_ref().map(|(label, value)| (*label, &**value)), 1);
         text.add_family("userd_http_requests_total", "counter", "Answers, by method, route and status.");
         for ((method, route, status), count) in self.request_counts.lock().iter() {
             let labels = [("method", *method), ("route", route), ("status", &status.to_string())];
@@ -132,7 +132,7 @@ impl Metrics {
         }
         let help = "Time from a whole request to its answer, by method and route.";
         text.add_family("userd_http_request_duration_seconds", "histogram", help);
-        for ((method, route), durations) in self.durations.lock().iter() {
+        for ((method, route), durations) in self.request_durations.lock().iter() {
             text.add_histogram(&[("method", method), ("route", route)], &DURATION_BUCKETS, durations);
         }
         text.add_family("userd_http_refusals_total", "counter", "Requests refused unqueued, by reason.");
@@ -146,7 +146,7 @@ impl Metrics {
             text.add_histogram(&[("lane", lane)], &BATCH_SIZE_BUCKETS, &sizes.lock());
         }
         self.write_other_metrics.get().inspect(|source| source(text));
-        process::write(text);
+        process::write_metrics(text);
     }
 }
 

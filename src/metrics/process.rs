@@ -11,7 +11,7 @@ use std::{fs, sync::OnceLock};
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// Writes the metrics of the process as they are now.
-pub fn write(text: &mut MetricsText) {
+pub fn write_metrics(text: &mut MetricsText) {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     if let Some(size) = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()) {

@@ -36,7 +36,7 @@ impl Password {
                 Ok(Some(text.into_bytes()))
             }
         };
-        match secret::read_file(file).and_then(parse) {
+        match secret::read_secret(file).and_then(parse) {
             Ok(new) => *current = new.or_else(|| current.take()),
             Err(problem) => log::warn!("the password stays as it was, its file cannot be used: {problem}"),
         }
