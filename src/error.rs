@@ -44,7 +44,7 @@ pub enum Error {
     /// The body is not a JSON object. Holds a description of the problem.
     InvalidJson(String),
     /// The body violates its JSON Schema, and the setting `VALIDATION` is `declarative`.
-    Invalid(Vec<Violation>),
+    InvalidBody(Vec<Violation>),
     /// The body violates its JSON Schema, and the setting `VALIDATION` is `parser`; or a PUT, whose body has no schema,
     /// has a value that its column cannot hold.
     Unprocessable(Vec<Violation>),
@@ -73,7 +73,7 @@ pub enum Error {
     /// The create has the `Idempotency-Key` of an earlier create with another body.
     IdempotencyKeyReused,
     /// The create has the `Idempotency-Key` of an earlier create whose user was deleted since.
-    Gone,
+    CreatedUserDeleted,
     /// The record is not in a state that the precondition allows (`If-Match`, `If-None-Match`).
     PreconditionFailed,
     /// The database refused a statement for a reason that has no variant here, or the connection to the database broke
@@ -107,7 +107,7 @@ pub enum Error {
     /// `Expect` asks for something other than `100-continue`.
     ExpectationFailed,
     /// The client has sent too many wrong passwords for an account. Holds the seconds after which it may retry.
-    TooManyAttempts(u64),
+    LockedOutForSeconds(u64),
     /// The head has too many bytes or too many fields.
     HeadTooLarge,
     /// userd does not serve the HTTP version of the request.
@@ -129,7 +129,7 @@ impl Error {
             Error::MethodNotAllowed(allow) => fixed(405, "Method not allowed").with("Allow", allow.clone()),
             Error::MassAssignment(fields) => Refusal::new(422, mass_assignment_message(fields)),
             Error::InvalidJson(problem) => explained(400, "Invalid JSON", problem),
-            Error::Invalid(violations) => invalid(400, "Validation failed", violations),
+            Error::InvalidBody(violations) => invalid(400, "Validation failed", violations),
             Error::Unprocessable(violations) => invalid(422, "", violations),
             Error::InvalidQuery(violations) => invalid(400, "Invalid query", violations),
             // Adds `Accept-Encoding` if the content coding is refused, so that the client does not blame the media type
@@ -152,7 +152,7 @@ impl Error {
             Error::InvalidCredentials => {
                 fixed(401, "Invalid credentials").with("WWW-Authenticate", "Userd-Password")
             }
-            Error::TooManyAttempts(seconds) => {
+            Error::LockedOutForSeconds(seconds) => {
                 fixed(429, "Too many attempts").with("Retry-After", seconds.to_string())
             }
             Error::Unauthorized => fixed(401, "Unauthorized").with("WWW-Authenticate", "Bearer"),
@@ -163,7 +163,7 @@ impl Error {
             Error::HostNotAllowed => explained(403, "Host not allowed", HOST_ADVICE),
             Error::AlreadyExists => fixed(409, "Already exists"),
             Error::IdempotencyKeyReused => fixed(422, "Idempotency-Key reused"),
-            Error::Gone => fixed(410, "Gone"),
+            Error::CreatedUserDeleted => fixed(410, "Gone"),
             Error::PreconditionFailed => fixed(412, "Precondition failed"),
             Error::Database { .. } => fixed(500, "Database error"),
             Error::Unavailable(_) | Error::Busy(_) => {
@@ -202,8 +202,8 @@ impl Refusal<'_> {
         Refusal { status, error: error.into(), message: None, errors: None, headers: Vec::new() }
     }
 
-    fn with(mut self, name: &'static str, value: impl Into<Cow<'static, str>>) -> Self {
-        self.headers.push((name, value.into()));
+    fn with(mut self, header: &'static str, value: impl Into<Cow<'static, str>>) -> Self {
+        self.headers.push((header, value.into()));
         self
     }
 }
@@ -318,13 +318,13 @@ fn describe_missing_migrations(migrations: &[String]) -> String {
 }
 
 /// The name of a socket that a supervisor has passed, in place of an address in [`StartError::Listen`].
-pub(crate) const PASSED_SOCKET: &str = "a socket that was passed";
+pub(crate) const PASSED_SOCKET_NAME: &str = "a socket that was passed";
 
 /// Returns what the operator can do if the server cannot listen on an address.
 fn listen_remedy(address: &str, error: &io::Error) -> &'static str {
     use io::ErrorKind::{AddrInUse, PermissionDenied};
     match (error.kind(), address.starts_with("unix:")) {
-        _ if address == PASSED_SOCKET => "pass sockets that listen, as ListenStream= of systemd does",
+        _ if address == PASSED_SOCKET_NAME => "pass sockets that listen, as ListenStream= of systemd does",
         (AddrInUse, _) => "end what listens there, or choose another HOST or PORT",
         (_, true) => "HOST names a socket in a directory that is there and may be written",
         (PermissionDenied, false) => "choose a PORT from 1024 on, or let systemd pass the socket",
@@ -342,7 +342,7 @@ mod tests {
             (Error::NotFound, 404, r#"{"error":"Not found"}"#),
             (Error::AlreadyExists, 409, r#"{"error":"Already exists"}"#),
             (Error::IdempotencyKeyReused, 422, r#"{"error":"Idempotency-Key reused"}"#),
-            (Error::Gone, 410, r#"{"error":"Gone"}"#),
+            (Error::CreatedUserDeleted, 410, r#"{"error":"Gone"}"#),
             (Error::PreconditionFailed, 412, r#"{"error":"Precondition failed"}"#),
             (
                 Error::UnsupportedMediaType { is_patch: true, has_coding: true },

@@ -50,7 +50,7 @@ impl AccessRules {
         token_rights: Option<Rights>,
     ) -> Result<(), Error> {
         let is_safe = matches!(request.method, Method::Get | Method::Head | Method::Options);
-        if !is_safe && is_cross_origin(request) && !cors.is_allowed() {
+        if !is_safe && is_cross_origin(request) && !cors.is_origin_allowed() {
             return Err(Error::CrossOrigin);
         }
         match self.token_digests {
@@ -99,7 +99,7 @@ impl AccessRules {
     fn is_own_host(&self, authority: &str) -> bool {
         let Some(hosts) = &self.accepted_hosts else { return true };
         let name = hosts::host_name(authority);
-        hosts::is_local_host(authority) || hosts.iter().any(|accepted| accepted.eq_ignore_ascii_case(name))
+        hosts::is_never_foreign(authority) || hosts.iter().any(|accepted| accepted.eq_ignore_ascii_case(name))
     }
 }
 

@@ -179,14 +179,14 @@ impl App {
             Endpoint::Authenticate => Command::Authenticate(Authenticate::parse(request, operations)?),
             Endpoint::Page(page) => return Ok(Verdict::Answer(page(self))),
             Endpoint::Options(routes) => {
-                if let Some(origin) = request.header("origin").filter(|_| !cors.is_allowed()) {
+                if let Some(origin) = request.header("origin").filter(|_| !cors.is_origin_allowed()) {
                     // Logs the origin of a refused preflight. Otherwise the operator would not learn which page was
                     // refused, because the browser does not send the page's request itself.
                     let origin: String = origin.chars().take(100).collect();
                     let line = format_args!("ALLOWED_ORIGINS does not name the origin {origin:?}");
                     log_line(Level::Info, id, line);
                 }
-                return Ok(Verdict::Answer(cors.answer_preflight(request, routes::answer_options(routes))));
+                return Ok(Verdict::Answer(cors.add_permissions(request, routes::answer_options(routes))));
             }
         }))
     }

@@ -2,7 +2,7 @@
 //!
 //! Owns the file of a Unix socket, from its creation to its removal. Knows nothing of HTTP.
 
-use crate::error::{PASSED_SOCKET, StartError};
+use crate::error::{PASSED_SOCKET_NAME, StartError};
 use nix::libc::EAFNOSUPPORT;
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::io::{self, ErrorKind};
@@ -80,7 +80,7 @@ impl Listener {
         };
         let sockets = fds.into_iter().map(take).collect::<io::Result<_>>();
         let listener = sockets.and_then(|sockets| Listener::new(sockets, None, true));
-        listener.map_err(|error| StartError::Listen(PASSED_SOCKET.to_owned(), error))
+        listener.map_err(|error| StartError::Listen(PASSED_SOCKET_NAME.to_owned(), error))
     }
 
     /// Returns the first TCP address, port included; `None` if all sockets are Unix sockets.

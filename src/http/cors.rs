@@ -23,7 +23,7 @@ pub enum Cors {
     /// to such a page, which needs further fields.
     VaryOnly,
     /// The fields that let a page read the answer. Holds the entry of `ALLOWED_ORIGINS` that allows the page's origin.
-    Allowed(Arc<str>),
+    OriginAllowed(Arc<str>),
 }
 
 impl Cors {
@@ -35,7 +35,7 @@ impl Cors {
         let mut fields = fields.filter(|(name, _)| name.eq_ignore_ascii_case("origin"));
         match (fields.next(), fields.next()) {
             (Some((_, origin)), None) => match find_allowed_origin(origins, origin) {
-                Some(entry) => Cors::Allowed(entry.clone()),
+                Some(entry) => Cors::OriginAllowed(entry.clone()),
                 None => Cors::VaryOnly,
             },
             _ => Cors::VaryOnly,
@@ -43,19 +43,19 @@ impl Cors {
     }
 
     /// Returns whether a page of an allowed origin sent the request.
-    pub fn is_allowed(&self) -> bool {
-        matches!(self, Cors::Allowed(_))
+    pub fn is_origin_allowed(&self) -> bool {
+        matches!(self, Cors::OriginAllowed(_))
     }
 
     /// Returns whether the request is a preflight: a browser asks what a page of an allowed origin may send.
     pub fn is_preflight(&self, request: &Request) -> bool {
-        self.is_allowed() && request.method == Method::Options
+        self.is_origin_allowed() && request.method == Method::Options
     }
 
     /// If the request is a preflight, adds to its response which methods and header fields the page may send: the
     /// methods of the response's `Allow`, and all fields that the page asks for, because libraries send fields of their
     /// own.
-    pub fn answer_preflight(&self, request: &Request, response: Response) -> Response {
+    pub fn add_permissions(&self, request: &Request, response: Response) -> Response {
         let allow = response.header("Allow").filter(|_| self.is_preflight(request)).map(str::to_owned);
         let Some(methods) = allow else { return response };
         let response = response
@@ -78,7 +78,7 @@ impl Cors {
         let is_permission = response.header("Access-Control-Allow-Methods").is_some();
         let vary = if is_permission { "Origin, Access-Control-Request-Headers" } else { "Origin" };
         response.headers.push(("Vary", vary.into()));
-        if let Cors::Allowed(origin) = self {
+        if let Cors::OriginAllowed(origin) = self {
             response.headers.push(("Access-Control-Allow-Origin", origin.to_string().into()));
             response.headers.push(("Access-Control-Expose-Headers", EXPOSED_HEADERS.into()));
         }
@@ -105,7 +105,7 @@ mod tests {
         let lines = request.header_fields().map(|(name, value)| (name, value.as_bytes()));
         let cors = Cors::for_request(&entries(origins), lines);
         let mut response =
-            cors.answer_preflight(&request, Response::no_content().with("Allow", "GET, OPTIONS"));
+            cors.add_permissions(&request, Response::no_content().with("Allow", "GET, OPTIONS"));
         cors.add_fields_to(&mut response);
         let fields = response.headers[1..].iter();
         fields.map(|(name, value)| format!("{name}: {value}")).collect::<Vec<_>>().join("; ")

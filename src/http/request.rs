@@ -33,9 +33,9 @@ impl Method {
     /// `sent_name` is too long for a log line.
     pub(crate) fn name_for_log(self, sent_name: &str) -> Cow<'static, str> {
         /// The most bytes of an unknown method's name in the log. Almost all registered methods are as short.
-        const MAX_NAME_BYTES: usize = 16;
+        const MAX_LOGGED_NAME_BYTES: usize = 16;
         match self {
-            Method::Other if sent_name.len() <= MAX_NAME_BYTES => Cow::Owned(sent_name.to_owned()),
+            Method::Other if sent_name.len() <= MAX_LOGGED_NAME_BYTES => Cow::Owned(sent_name.to_owned()),
             known => Cow::Borrowed(known.name()),
         }
     }

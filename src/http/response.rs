@@ -19,7 +19,7 @@ const MAX_COPIED_BODY_BYTES: usize = 4 << 10;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Persistence {
     /// The connection stays open, and the client may rely on that for this many seconds.
-    KeepAlive(u64),
+    KeepAliveSeconds(u64),
     /// The connection is closed.
     Close,
 }
@@ -79,8 +79,8 @@ impl Response {
     }
 
     /// Adds a header.
-    pub(crate) fn with(mut self, name: &'static str, value: impl Into<Cow<'static, str>>) -> Response {
-        self.headers.push((name, value.into()));
+    pub(crate) fn with(mut self, header: &'static str, value: impl Into<Cow<'static, str>>) -> Response {
+        self.headers.push((header, value.into()));
         self
     }
 
@@ -124,7 +124,7 @@ impl Response {
         match persistence {
             // Sends `Connection: keep-alive`, too: clients of HTTP/1.0 need it, and Connection has to name the field
             // Keep-Alive (RFC 9110, 7.6.1).
-            Persistence::KeepAlive(seconds) => {
+            Persistence::KeepAliveSeconds(seconds) => {
                 write!(head, "Connection: keep-alive\r\nKeep-Alive: timeout={seconds}\r\n\r\n")
             }
             Persistence::Close => write!(head, "Connection: close\r\n\r\n"),
@@ -215,8 +215,8 @@ mod tests {
     fn rendering() {
         let id = RequestId::from_client(b"an-id").unwrap();
         let response = Response::json(200, &serde_json::json!({"a": 1}));
-        let text =
-            String::from_utf8(response.clone().into_bytes(Persistence::KeepAlive(59), false, &id)).unwrap();
+        let text = response.clone().into_bytes(Persistence::KeepAliveSeconds(59), false, &id);
+        let text = String::from_utf8(text).unwrap();
         assert!(text.starts_with("HTTP/1.1 200 OK\r\nDate: "), "{text}");
         assert!(text.contains(" GMT\r\nX-Request-Id: an-id\r\nX-Content-Type-Options: nosniff\r\nCache-Control: private, no-cache\r\n"), "{text}");
         assert!(
@@ -228,7 +228,7 @@ mod tests {
         );
         let head = String::from_utf8(response.into_bytes(Persistence::Close, true, &id)).unwrap();
         assert!(head.ends_with("Content-Length: 8\r\nConnection: close\r\n\r\n"), "{head}");
-        let empty = Response::no_content().into_bytes(Persistence::KeepAlive(0), false, &id);
+        let empty = Response::no_content().into_bytes(Persistence::KeepAliveSeconds(0), false, &id);
         let empty = String::from_utf8(empty).unwrap();
         assert!(!empty.contains("\r\nContent-"), "{empty}");
         assert!(empty.ends_with("\r\nConnection: keep-alive\r\nKeep-Alive: timeout=0\r\n\r\n"), "{empty}");

@@ -94,7 +94,7 @@ impl BodySchema {
             violations.insert(of_address, Violation { path, keyword, message });
         }
         Err(match self.mode {
-            config::Validation::Declarative => Error::Invalid(violations),
+            config::Validation::Declarative => Error::InvalidBody(violations),
             config::Validation::Parser => Error::Unprocessable(violations),
         })
     }
@@ -173,7 +173,7 @@ mod tests {
         let body = parse_object(body.to_string().as_bytes()).unwrap();
         match validation.create.validate(body) {
             Ok(_) => vec![],
-            Err(Error::Invalid(violations)) => {
+            Err(Error::InvalidBody(violations)) => {
                 violations.into_iter().map(|v| format!("{} {}: {}", v.path, v.keyword, v.message)).collect()
             }
             Err(other) => panic!("{other:?}"),
@@ -283,7 +283,7 @@ mod tests {
             let schema = BodySchema::new(schema, config::Validation::Declarative);
             let body = parse_object(body.to_string().as_bytes()).unwrap();
             match schema.validate(body) {
-                Err(Error::Invalid(violations)) => violations.into_iter().next().unwrap(),
+                Err(Error::InvalidBody(violations)) => violations.into_iter().next().unwrap(),
                 other => panic!("{other:?}"),
             }
         };

@@ -181,7 +181,7 @@ impl Create {
 
 impl Operations {
     /// Finds the answer that is kept for a key, unless the answer has expired. Takes one round trip. Fails with
-    /// [`Error::Gone`] if the user of the answer was deleted.
+    /// [`Error::CreatedUserDeleted`] if the user of the answer was deleted.
     fn find_kept_answer(&self, key: &KeyDigest) -> Result<Option<StoredUser>, Failure> {
         let rows = self.pool.execute(FIND_KEPT_ANSWER, &[(&key.0.as_slice(), Type::BYTEA)], None)?;
         Ok(rows.first().map(|row| self.read_stored_user(row)).transpose()?)
@@ -190,7 +190,7 @@ impl Operations {
     /// Reads the user from a row of a create or of a kept answer.
     fn read_stored_user(&self, row: &Row) -> Result<StoredUser, Error> {
         // The row has nulls if the user was deleted, because a delete erases the kept answers of its user.
-        row.try_get::<_, Option<i64>>("id")?.ok_or(Error::Gone)?;
+        row.try_get::<_, Option<i64>>("id")?.ok_or(Error::CreatedUserDeleted)?;
         let (mut earlier_body, mut earlier_hash) = (None, None);
         if let Some(digest) = row.try_get::<_, Option<&[u8]>>("fingerprint")? {
             let digest = digest.try_into().map_err(|_| Error::Internal("a fingerprint is damaged".into()))?;

@@ -60,7 +60,7 @@ impl Throttle {
         Arc::new(Throttle { max_guesses, account_hasher: RandomState::new(), attempts: Mutex::default() })
     }
 
-    /// Fails with [`Error::TooManyAttempts`] if a peer has sent `max_guesses` wrong passwords for an account in the
+    /// Fails with [`Error::LockedOutForSeconds`] if a peer has sent `max_guesses` wrong passwords for an account in the
     /// last minute. An account is an e-mail address in whatever case. All clients without an IP address, as on a Unix
     /// socket, are the peer `None`.
     pub fn refuse_at_limit(&self, email: &str, peer: PeerKey) -> Result<(), Error> {
@@ -155,7 +155,7 @@ impl CountedAttempts {
         let idle = self.pairs.iter().filter(|((peer, _), count)| peer == most && count.pending_attempts == 0);
         let oldest = idle.filter_map(|(pair, count)| Some((*count.guess_times.back()?, *pair))).min();
         match oldest {
-            Some((since, _)) if *most == peer => Err(too_many_attempts(since, now)),
+            Some((since, _)) if *most == peer => Err(lockout_error(since, now)),
             Some((_, pair)) => {
                 self.pairs.remove(&pair);
                 Ok(())
@@ -166,23 +166,23 @@ impl CountedAttempts {
 }
 
 impl PairCount {
-    /// Forgets wrong passwords that are older than a minute. Fails with [`Error::TooManyAttempts`] if at least `limit`
-    /// wrong passwords are left.
+    /// Forgets wrong passwords that are older than a minute. Fails with [`Error::LockedOutForSeconds`] if at least
+    /// `limit` wrong passwords are left.
     fn refuse_excess(&mut self, limit: usize, now: Instant) -> Result<(), Error> {
         while self.guess_times.front().is_some_and(|at| now >= *at + GUESS_WINDOW) {
             self.guess_times.pop_front();
         }
         match self.guess_times.front() {
-            Some(oldest) if self.guess_times.len() >= limit => Err(too_many_attempts(*oldest, now)),
+            Some(oldest) if self.guess_times.len() >= limit => Err(lockout_error(*oldest, now)),
             _ => Ok(()),
         }
     }
 }
 
 /// Returns a refusal that lasts until the oldest wrong password is a minute old.
-fn too_many_attempts(oldest: Instant, now: Instant) -> Error {
+fn lockout_error(oldest: Instant, now: Instant) -> Error {
     let left = (oldest + GUESS_WINDOW).saturating_duration_since(now);
-    Error::TooManyAttempts(left.as_secs() + 1)
+    Error::LockedOutForSeconds(left.as_secs() + 1)
 }
 
 #[cfg(test)]
@@ -213,7 +213,7 @@ mod tests {
         }
         advance(&throttle, 20);
         for refused in [guess(&throttle, ADA, A), throttle.refuse_at_limit(ADA, A)].map(Result::unwrap_err) {
-            assert!(matches!(refused, Error::TooManyAttempts(40 | 41)), "{refused:?}");
+            assert!(matches!(refused, Error::LockedOutForSeconds(40 | 41)), "{refused:?}");
         }
         // Counts passwords of another peer, or for another account, apart.
         guess(&throttle, ADA, B).unwrap();
@@ -264,7 +264,7 @@ mod tests {
         let unverified = throttle.admit(ADA, A).unwrap();
         assert!(matches!(throttle.admit(ADA, A), Err(Failure::Contended)));
         unverified.mark_wrong();
-        assert!(matches!(throttle.admit(ADA, A), Err(Failure::Error(Error::TooManyAttempts(60)))));
+        assert!(matches!(throttle.admit(ADA, A), Err(Failure::Error(Error::LockedOutForSeconds(60)))));
         // Forgets an account without a wrong password.
         drop(throttle.admit("bob@example.com", A).unwrap());
         assert_eq!(throttle.attempts.lock().pairs.len(), 1);
@@ -309,7 +309,7 @@ mod tests {
         let admitted = (0..MAX_PAIRS + 100).filter(|n| guess(&throttle, &n.to_string(), A).is_ok()).count();
         assert_eq!(admitted, MAX_PAIRS - 1);
         advance(&throttle, 20);
-        assert!(matches!(guess(&throttle, "one more", A), Err(Error::TooManyAttempts(..=41))));
+        assert!(matches!(guess(&throttle, "one more", A), Err(Error::LockedOutForSeconds(..=41))));
         assert!(guess(&throttle, "victim@example.com", B).is_err(), "it is remembered");
         assert!(guess(&throttle, "1000", A).is_err(), "so is what the table is full of");
         // Admits a peer that has fewer pairs, in the place of the oldest pair of the first peer.

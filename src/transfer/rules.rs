@@ -231,7 +231,7 @@ pub(super) fn member_at<'a>(object: &'a Map<String, Value>, path: &str) -> Optio
 
 /// Returns what an error says about the fields of a body, as one line.
 fn join_problems(error: Error) -> String {
-    let (Error::Invalid(violations) | Error::Unprocessable(violations)) = error else {
+    let (Error::InvalidBody(violations) | Error::Unprocessable(violations)) = error else {
         return error.to_string();
     };
     let lines: Vec<_> =

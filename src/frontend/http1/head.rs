@@ -56,7 +56,7 @@ impl Head {
         let persistence = if has_option(fields, b"close") || is_http10 && !has_option(fields, b"keep-alive") {
             Persistence::Close
         } else {
-            Persistence::KeepAlive(keep_alive_seconds(limits.idle_timeout))
+            Persistence::KeepAliveSeconds(keep_alive_seconds(limits.idle_timeout))
         };
         let request = make_request(head, line, client);
         Ok(Head {

@@ -344,15 +344,15 @@ fn when_a_client_is_told_to_continue() {
 fn persistence() {
     use Persistence::*;
     let rows = [
-        ("1.1", "", KeepAlive(74)),
-        ("1.1", "Connection: keep-alive\r\n", KeepAlive(74)),
+        ("1.1", "", KeepAliveSeconds(74)),
+        ("1.1", "Connection: keep-alive\r\n", KeepAliveSeconds(74)),
         ("1.1", "Connection: Close\r\n", Close),
         ("1.1", "Connection: x, close ,y\r\n", Close),
         ("1.1", "Connection: keep-alive\r\nConnection: close\r\n", Close),
-        ("1.1", "Connection: closed\r\n", KeepAlive(74)),
-        ("1.1", "Connection: upgrade\r\n", KeepAlive(74)),
+        ("1.1", "Connection: closed\r\n", KeepAliveSeconds(74)),
+        ("1.1", "Connection: upgrade\r\n", KeepAliveSeconds(74)),
         ("1.0", "", Close),
-        ("1.0", "Connection: Keep-Alive\r\n", KeepAlive(74)),
+        ("1.0", "Connection: Keep-Alive\r\n", KeepAliveSeconds(74)),
         ("1.0", "Connection: keep-alive, close\r\n", Close),
     ];
     for (version, line, expected) in rows {
@@ -379,7 +379,7 @@ fn seconds_that_clients_may_rely_on() {
     for (idle, expected) in rows {
         let limits = Limits { idle_timeout: std::time::Duration::from_secs_f64(idle), ..limits() };
         let outcome = feed(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", &limits, None);
-        assert_eq!(outcome.requests[0].1, Persistence::KeepAlive(expected), "{idle}");
+        assert_eq!(outcome.requests[0].1, Persistence::KeepAliveSeconds(expected), "{idle}");
     }
 }
 
