@@ -108,8 +108,9 @@ const STEPS: [TrialStep; 29] = [
     ("deletes are not counted", FIND_COUNT_EXCESS, "(:id, :excess)", NoRow, "trigger user_counts_delete"),
 ];
 
-/// Steps that are executed after the rollback of [`STEPS`], which removes the created user and its count together.
-/// Therefore the rollback must not change the excess of the count. Without a flaw, the excess is 0.
+/// Steps that are executed after the rollback of [`STEPS`], which removes the created user and its count together. The
+/// first step checks that the excess of the count over the stored users ([`FIND_COUNT_EXCESS`]) is the same as after the
+/// create; the second, that the excess is 0.
 const STEPS_AFTER_ROLLBACK: [TrialStep; 2] = [
     ("creates are not counted", FIND_COUNT_EXCESS, "(:id, :excess)", NoRow, "trigger user_counts_insert"),
     ("totals and pages are wrong", FIND_COUNT_EXCESS, "(:id, 0)", NoRow, "userd recount"),
