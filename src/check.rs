@@ -8,7 +8,7 @@ pub use crate::db::findings::{Finding, Severity};
 
 use crate::db::connect::DbHosts;
 use crate::db::findings::{FIND_MIGRATION_OBSTACLES, add_findings, get_findings};
-use crate::db::migrate::{Migrations, check_two_sessions, connect_if_migrated, find_other_schemas};
+use crate::db::migrate::{Migrations, connect_if_migrated, find_other_schemas, try_second_session};
 use crate::db::{counts, session::query_lines};
 use crate::{config::Config, error::StartError};
 use Severity::{Fine, Note, Problem};
@@ -16,9 +16,9 @@ use postgres::{Client, Error, types::Type};
 
 /// The options of a check.
 #[derive(Debug, Clone, Copy)]
-pub struct Options {
+pub struct CheckOptions {
     /// True if the check counts all users and compares the result with the stored counts, by which pages are found.
-    pub compares_counts: bool,
+    pub compares_user_counts: bool,
     /// The changes that the check tries and rolls back.
     pub changes: TriedChanges,
 }
@@ -29,9 +29,9 @@ pub enum TriedChanges {
     /// The check tries no change.
     None,
     /// The check tries a create, changes and a delete, unless they would fire a trigger of another program.
-    WithoutTriggers,
+    UnlessForeignTriggers,
     /// The check tries a create, changes and a delete, even if they fire a trigger of another program.
-    WithTriggers,
+    DespiteForeignTriggers,
 }
 
 const READ_VERSION_AND_ENCODING: &str =
@@ -98,12 +98,12 @@ fn describe_unused_schemas(client: &mut Client) -> Result<impl Iterator<Item = S
 
 /// Counts all users anew, and stores the counts by which pages are found. Returns a line with the number of users.
 /// Blocks while the database counts.
-pub fn recount(config: &Config) -> Result<String, StartError> {
+pub fn recount_users(config: &Config) -> Result<String, StartError> {
     counts::recount_users(&mut connect_if_migrated(config)?).map_err(StartError::Statement)
 }
 
 /// Returns the statements that give a role the rights to run a service. Each ends with a semicolon.
-pub fn grants(config: &Config, role: &str) -> Result<Vec<String>, StartError> {
+pub fn list_grants(config: &Config, role: &str) -> Result<Vec<String>, StartError> {
     let lines = query_lines(&mut connect_if_migrated(config)?, LIST_GRANTS_FOR_ROLE, &[(&role, Type::NAME)])?;
     if lines.is_empty() {
         return Err(StartError::Statement(format!("there is no role {role:?}")));
@@ -113,7 +113,7 @@ pub fn grants(config: &Config, role: &str) -> Result<Vec<String>, StartError> {
 
 /// Checks whether a service can use the database, and returns the findings. Changes no row, but draws a few ids. Blocks
 /// up to `db_connect_timeout`, and some seconds more if other sessions hold locks.
-pub fn check(config: &Config, options: Options) -> Vec<Finding> {
+pub fn check(config: &Config, options: CheckOptions) -> Vec<Finding> {
     let mut findings = Vec::new();
     if let Err(error) = check_all(config, options, &mut findings) {
         let subject = if matches!(error, StartError::Config(_)) { "configuration" } else { "database" };
@@ -123,7 +123,7 @@ pub fn check(config: &Config, options: Options) -> Vec<Finding> {
 }
 
 /// Adds the findings of all checks. Stops at a finding that makes further checks impossible or misleading.
-fn check_all(config: &Config, options: Options, findings: &mut Vec<Finding>) -> Result<(), StartError> {
+fn check_all(config: &Config, options: CheckOptions, findings: &mut Vec<Finding>) -> Result<(), StartError> {
     let (hosts, migrations) = (DbHosts::new(config)?, Migrations::load(config.migrations_dir.as_deref())?);
     add_findings(findings, Fine, "configuration", ["every variable can be used"]);
     let warnings = hosts.target.warnings.iter().map(|line| format!("DATABASE_URL: {line}"));
@@ -155,7 +155,7 @@ fn check_all(config: &Config, options: Options, findings: &mut Vec<Finding>) -> 
                 let names = migrations.created_names();
                 let obstacles = query_lines(client, FIND_MIGRATION_OBSTACLES, &[(&names, Type::TEXT_ARRAY)])?;
                 add_findings(findings, Problem, "privileges", obstacles);
-                add_findings(findings, Problem, "migrations", check_two_sessions(&hosts, client).err());
+                add_findings(findings, Problem, "migrations", try_second_session(&hosts, client).err());
             }
         }
         Ok(None) => {
@@ -173,8 +173,8 @@ fn check_all(config: &Config, options: Options, findings: &mut Vec<Finding>) -> 
 
 /// Tries the statements of a service on a database that has all migrations, and looks at privileges and counts. Returns
 /// the findings. If the statements work, a finding says so.
-fn find_flaws(client: &mut Client, migrations: &Migrations, options: Options) -> Result<Vec<Finding>, Error> {
-    let mut findings = trial::execute_trial(client, migrations, options.changes)?;
+fn find_flaws(client: &mut Client, ours: &Migrations, options: CheckOptions) -> Result<Vec<Finding>, Error> {
+    let mut findings = trial::execute_trial(client, ours, options.changes)?;
     if findings.is_empty() {
         let line = "creates, reads, changes and deletes do what they should";
         add_findings(&mut findings, Fine, "service", [line]);
@@ -183,7 +183,7 @@ fn find_flaws(client: &mut Client, migrations: &Migrations, options: Options) ->
         let severity = if row.get(1) { Problem } else { Note };
         add_findings(&mut findings, severity, "privileges", [row.get::<_, String>(0)]);
     }
-    if options.compares_counts {
+    if options.compares_user_counts {
         match counts::compare_user_counts(client) {
             Ok(line) => add_findings(&mut findings, Fine, "tables", [line]),
             Err(line) => add_findings(&mut findings, Problem, "tables", [line]),

@@ -4,7 +4,7 @@
 
 use super::{Finding, Severity::*, TriedChanges, add_findings};
 use crate::db::migrate::{GRANTS_REMEDY, Migrations, in_one_line};
-use crate::db::{ALL_TABLES, WRITTEN_TABLES, is_denied, is_read_only, is_transient, lacks_unique_index};
+use crate::db::{ALL_TABLES, WRITTEN_TABLES, is_denied, is_missing_index, is_read_only_error, is_transient};
 use crate::db::{explain, probe::EXPIRE_IDEMPOTENCY_KEYS, session_settings::setup_sql};
 use crate::operations::{authenticate::*, create::*, delete::*, find::*, list::*, update::*};
 use postgres::types::Type;
@@ -46,8 +46,8 @@ const RENAME_ARGUMENTS: &str = "('{:id}', '{true}', '{null}', '{null}', '{n}', '
 const NEW_PASSWORD_ARGUMENTS: &str = "(:id, true, null, null, null, null, ':password_hash')";
 const EMAIL_INDEX: &str = "unique index users_email_key";
 const ETAG_TRIGGER: &str = "trigger zz_user_version";
-const REINDEX: &str = "reindex table users";
-const ADD_FOREIGN_KEY: &str = "alter table credentials drop constraint if exists credentials_user_id_fkey, \
+const REINDEX_REMEDY: &str = "reindex table users";
+const FOREIGN_KEY_REMEDY: &str = "alter table credentials drop constraint if exists credentials_user_id_fkey, \
     add foreign key (user_id) references users (id) on delete cascade";
 
 /// The statement with which the trigger function `idempotency_erase()` erases the kept answers of deleted users.
@@ -89,13 +89,13 @@ const STEPS: [TrialStep; 29] = [
     ("creates store nothing", CREATE_WITH_KEYS, CREATE_ARGUMENTS, NewRow, ""),
     ("creates cannot be counted", FIND_COUNT_EXCESS, "(:id, null)", NewRow, ""),
     ("two users may have one address", CREATE, "('n', ':key@USERD.INVALID')", NoRow, EMAIL_INDEX),
-    ("reads by id miss a user", FIND_BY_ID, "('{:id}')", Row, REINDEX),
-    ("searches by address miss a user", FIND_BY_EMAIL, "('{:key@userd.invalid}')", Row, REINDEX),
-    ("searches by prefix miss a user", FIND_BY_PREFIX, "(':key', 1)", Row, REINDEX),
-    ("lists miss a user", FIND_AFTER, "(array[:id - 1], '{1}')", Row, REINDEX),
+    ("reads by id miss a user", FIND_BY_ID, "('{:id}')", Row, REINDEX_REMEDY),
+    ("searches by address miss a user", FIND_BY_EMAIL, "('{:key@userd.invalid}')", Row, REINDEX_REMEDY),
+    ("searches by prefix miss a user", FIND_BY_PREFIX, "(':key', 1)", Row, REINDEX_REMEDY),
+    ("lists miss a user", FIND_AFTER, "(array[:id - 1], '{1}')", Row, REINDEX_REMEDY),
     ("pages fail", FIND_PAGES, "('{0}', '{1}', '{false}')", Plan, ""),
     ("passwords are not stored", FIND_CREDENTIAL, "(:id)", Row, ""),
-    ("logins miss a user", FIND_USER_WITH_CREDENTIAL, "(':key@userd.invalid')", Row, REINDEX),
+    ("logins miss a user", FIND_USER_WITH_CREDENTIAL, "(':key@userd.invalid')", Row, REINDEX_REMEDY),
     ("idempotency keys are not stored", FIND_KEPT_ANSWER, "(':key')", Row, ""),
     ("a change leaves the old ETag", UPDATE, "(:id, true, null, null, 'm', null)", NewRow, ETAG_TRIGGER),
     ("a batch leaves the old ETag", UPDATE_MANY, RENAME_ARGUMENTS, NewRow, ETAG_TRIGGER),
@@ -103,7 +103,7 @@ const STEPS: [TrialStep; 29] = [
     ("logins fail", REPLACE_HASH, "(:id, ':password_hash', ':password_hash')", NoRow, ""),
     ("deletes keep a user", DELETE, "(:id, true, null, null)", Row, ""),
     ("deletes fail", DELETE_MANY, "('{:id}', '{true}', '{null}', '{null}')", Row, ""),
-    ("deletes leave hashes of passwords", FIND_CREDENTIAL, "(:id)", NoRow, ADD_FOREIGN_KEY),
+    ("deletes leave hashes of passwords", FIND_CREDENTIAL, "(:id)", NoRow, FOREIGN_KEY_REMEDY),
     ("deletes leave values of users", FIND_KEPT_ANSWER, "(':key')", NoRow, "trigger idempotency_erase"),
     ("deletes are not counted", FIND_COUNT_EXCESS, "(:id, :excess)", NoRow, "trigger user_counts_delete"),
 ];
@@ -128,7 +128,7 @@ const FIND_ENABLED_TRIGGERS: &str = "\
 /// Finds the `security definer` functions whose owner lacks a right that the function sometimes needs, to add up counts
 /// or to clear a table after a TRUNCATE. Columns: the problem, and the remedy, which makes the owner of `users` the
 /// owner of the function and of its table.
-const FIND_OWNERS_WITHOUT_RIGHTS: &str = "\
+const FIND_FUNCTIONS_WITHOUT_RIGHTS: &str = "\
     select format('changes get 500 at times, as the owner of %s() may not use %s so', f, t), \
         format('alter table %2$s owner to %3$I; alter function %1$s() owner to %3$I', f, t, pg_get_userbyid(relowner)) \
     from (values ('user_counts_record', 'user_counts', 'SELECT,INSERT,UPDATE,DELETE'), \
@@ -147,7 +147,7 @@ const FIND_ID_SEQUENCE: &str = "select name, has_sequence_privilege(name, 'SELEC
 const FIND_UNUSABLE_NEXT_ID: &str = "select last_value from SEQUENCE where last_value = bigint '9223372036854775807' \
     or exists (select from users where id >= last_value and (id > last_value or not is_called))";
 
-const SET_ID_SEQUENCE: &str =
+const ID_SEQUENCE_REMEDY: &str =
     "select setval(pg_get_serial_sequence('users', 'id'), coalesce(max(id), bigint '1')) from users";
 
 /// Finds the process ids of the sessions that have, or have requested, a lock on one of the tables $1 which blocks
@@ -212,7 +212,7 @@ impl Trial<'_> {
     /// Executes all steps. Ends early if a finding would make later findings misleading.
     fn execute_steps(&mut self, changes: TriedChanges) -> Result<(), Error> {
         self.make_read_only_if_needed(changes)?;
-        for row in self.transaction.query_typed(FIND_OWNERS_WITHOUT_RIGHTS, &[])? {
+        for row in self.transaction.query_typed(FIND_FUNCTIONS_WITHOUT_RIGHTS, &[])? {
             self.add_problem(row.get(0), "", row.get(1));
         }
         for row in self.transaction.query_typed(FIND_ID_SEQUENCE, &[])? {
@@ -223,7 +223,7 @@ impl Trial<'_> {
                 add_findings(&mut self.findings, Note, "service", [line]);
                 continue;
             }
-            self.execute_step(&(what, &sql, "", NoRow, SET_ID_SEQUENCE))?;
+            self.execute_step(&(what, &sql, "", NoRow, ID_SEQUENCE_REMEDY))?;
             // Ends the trial if the next id is not available, because a create of the trial would draw an id. A
             // rollback does not put the sequence back, so that the next check might not find the fault any more.
             if self.findings.len() > count {
@@ -272,7 +272,7 @@ impl Trial<'_> {
         let foreign = self.read_foreign_triggers()?.join(", ");
         let why = match changes {
             TriedChanges::None => "--read-only leaves them out".to_owned(),
-            TriedChanges::WithoutTriggers if !foreign.is_empty() => format!(
+            TriedChanges::UnlessForeignTriggers if !foreign.is_empty() => format!(
                 "no rollback may undo what triggers of another program do; --fire-triggers fires them: {foreign}"
             ),
             _ if self.is_read_only => "it is a standby, or default_transaction_read_only is on".to_owned(),
@@ -297,10 +297,10 @@ impl Trial<'_> {
         let messages = match self.try_statement(sql, arguments, expected != Plan) {
             Ok(messages) => messages,
             Err(error) if error.as_db_error().is_none() || is_transient(&error) => return Err(error),
-            Err(error) if self.is_read_only && is_read_only(&error) => return Ok(true),
+            Err(error) if self.is_read_only && is_read_only_error(&error) => return Ok(true),
             Err(error) => {
                 let hint = if is_denied(&error) { GRANTS_REMEDY } else { "" };
-                let lacks_index = lacks_unique_index(&error);
+                let lacks_index = is_missing_index(&error);
                 let (flaw, remedy) = if lacks_index { (flaw, plan_remedy) } else { ("requests get 500", "") };
                 self.add_problem(flaw, &(explain(&error) + hint), remedy);
                 return Ok(false);

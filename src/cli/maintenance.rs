@@ -1,7 +1,7 @@
 //! The subcommands for operators: `userd migrate`, `check`, `recount`, `grants` and `config`.
 
 use super::{Failure, arguments::Args, commands, embedded, environment, print};
-use crate::check::{self, Finding, Options, Severity, TriedChanges};
+use crate::check::{self, CheckOptions, Finding, Severity, TriedChanges};
 use crate::{Database, Secret, config::ShownSetting, server};
 
 /// Applies the missing migrations and prints them, even if another schema of the database has userd's tables. Blocks
@@ -16,14 +16,14 @@ pub fn migrate(args: &Args) -> Result<(), Failure> {
 /// Counts all users anew, and prints how the stored counts were corrected.
 pub fn recount(args: &Args) -> Result<(), Failure> {
     let (config, _cluster) = embedded::open_database(args, false)?;
-    let line = check::recount(&config)?;
+    let line = check::recount_users(&config)?;
     print(format!("{line}\n"))
 }
 
 /// Prints the GRANT statements that a role needs to run the service.
 pub fn print_grants(args: &Args) -> Result<(), Failure> {
     let (config, _cluster) = embedded::open_database(args, false)?;
-    let grants = check::grants(&config, &args.operand_text())?;
+    let grants = check::list_grants(&config, &args.operand_text())?;
     print(grants.iter().map(|grant| format!("{grant}\n")).collect::<String>())
 }
 
@@ -32,10 +32,10 @@ pub fn check(args: &Args) -> Result<(), Failure> {
     let mut findings = Vec::new();
     let changes = match (args.has(commands::READ_ONLY), args.has(commands::FIRE_TRIGGERS)) {
         (true, _) => TriedChanges::None,
-        (_, true) => TriedChanges::WithTriggers,
-        _ => TriedChanges::WithoutTriggers,
+        (_, true) => TriedChanges::DespiteForeignTriggers,
+        _ => TriedChanges::UnlessForeignTriggers,
     };
-    let options = Options { compares_counts: args.has(commands::COUNTS), changes };
+    let options = CheckOptions { compares_user_counts: args.has(commands::COUNTS), changes };
     let finding = |severity, subject, line| Finding { severity, subject, line };
     match environment::read_config(args) {
         Ok(mut config) => {

@@ -14,7 +14,7 @@ const COMPARE_USER_COUNTS: &str = "\
 /// Counts all users anew. Removes the old counts by DELETE, because a TRUNCATE would block readers, and would empty the
 /// table for older snapshots, too. The transaction is read committed, so that the statements after `lock table` see
 /// every change that was committed before the lock. Changes of users wait for the recount.
-const RECOUNT: &str = "\
+const RECOUNT_USERS: &str = "\
     begin isolation level read committed; \
     set local statement_timeout = 0; set local lock_timeout = '1s'; \
     lock table users in share row exclusive mode; \
@@ -40,6 +40,6 @@ pub fn compare_user_counts(client: &mut Client) -> Result<String, String> {
 /// users wait meanwhile. Fails and changes nothing if another transaction that has changed users does not end within a
 /// second. The error is one line.
 pub fn recount_users(client: &mut Client) -> Result<String, String> {
-    client.batch_execute(RECOUNT).map_err(|error| explain(&error))?;
+    client.batch_execute(RECOUNT_USERS).map_err(|error| explain(&error))?;
     compare_user_counts(client)
 }

@@ -4,7 +4,7 @@
 use super::connect::DbHosts;
 use super::findings::{FIND_HIDDEN_ROWS, FIND_MIGRATION_OBSTACLES, get_findings};
 use super::session::query_lines;
-use super::sqlstate::{has_wrong_columns, is_denied, lacks_table};
+use super::sqlstate::{is_denied, is_missing_table, is_wrong_column};
 use super::{ALL_TABLES, explain};
 use crate::error::{ConfigError, StartError};
 use postgres::{Client, Row, Transaction, types::Type};
@@ -157,7 +157,7 @@ impl Migrations {
         second_set: bool,
     ) -> Result<MissingMigrations, String> {
         let mut find = || {
-            let second_set = use_schema(hosts, client)? || second_set;
+            let second_set = use_current_schema(hosts, client)? || second_set;
             // Tries a second time before it fails. Another replica may have migrated between two statements of the
             // first try, which would then take the replica's tables for those of another program.
             self.find_once(client, second_set).or_else(|_| self.find_once(client, second_set))
@@ -170,8 +170,8 @@ impl Migrations {
     fn find_once(&self, client: &mut Client, second_set: bool) -> Result<MissingMigrations, Box<dyn Error>> {
         let (rows, is_foreign) = match Migrations::read_history(client) {
             Ok(rows) => (rows, false),
-            Err(error) if lacks_table(&error) => (Vec::new(), false),
-            Err(error) if has_wrong_columns(&error) => (Vec::new(), true),
+            Err(error) if is_missing_table(&error) => (Vec::new(), false),
+            Err(error) if is_wrong_column(&error) => (Vec::new(), true),
             Err(error) if is_denied(&error) => return Err((explain(&error) + GRANTS_REMEDY).into()),
             Err(error) => return Err(error.into()),
         };
@@ -253,7 +253,7 @@ impl Migrations {
 
 /// Sets the search_path of this session and of later ones to the schema in use. Returns true if the connection string
 /// names this schema alone.
-fn use_schema(hosts: &DbHosts, client: &mut Client) -> Result<bool, Box<dyn Error>> {
+fn use_current_schema(hosts: &DbHosts, client: &mut Client) -> Result<bool, Box<dyn Error>> {
     let row = client.query_typed_one(FIND_SCHEMA_IN_USE, &[])?;
     let (schema, is_set, is_one): (Option<String>, bool, bool) = (row.get(0), row.get(1), row.get(2));
     let options = hosts.target.hosts[0].get_options().unwrap_or_default().replace('\\', "");
@@ -277,7 +277,7 @@ pub fn find_other_schemas(client: &mut Client) -> Result<Vec<(String, String)>, 
 /// Checks that the database allows a transaction and a second session beside it, as migrations need them. Some poolers
 /// allow only one. The error is one line.
 #[cfg(feature = "command")]
-pub fn check_two_sessions(hosts: &DbHosts, client: &mut Client) -> Result<(), String> {
+pub fn try_second_session(hosts: &DbHosts, client: &mut Client) -> Result<(), String> {
     let _lock = begin_transaction(client)?;
     open_second_session(hosts).map(drop)
 }

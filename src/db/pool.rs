@@ -32,7 +32,7 @@ struct PoolCounters {
     /// How often a statement has waited for a free session.
     session_waits: AtomicU64,
     /// How often a statement has failed because no session became free in time.
-    session_timeouts: AtomicU64,
+    wait_timeouts: AtomicU64,
     /// How often a statement was given another session because its connection had ended.
     broken_retries: AtomicU64,
     /// How often a statement was executed again because its session was stale: its prepared statement was outdated or
@@ -49,7 +49,7 @@ impl Pool {
         const MAX_RECONNECT_TIME: Duration = Duration::from_secs(1);
         let statement_timeout = hosts.statement_timeout();
         let setup_sql = session_settings::setup_sql("set", statement_timeout);
-        let manager = SessionManager { hosts: hosts.clone(), setup_sql, last_log_at: Mutex::default() };
+        let manager = SessionManager { hosts: hosts.clone(), setup_sql, failure_logged_at: Mutex::default() };
         // Takes one thread, because r2d2's default of three threads is for pools that often open many sessions.
         let threads = ScheduledThreadPool::builder()
             .num_threads(1)
@@ -105,8 +105,8 @@ impl Pool {
             };
             let is_stale = match failure.session_state {
                 SessionState::OutdatedStatement => true,
-                SessionState::Pooled => {
-                    if self.hosts.record_pooling(true) {
+                SessionState::LentByPooler => {
+                    if self.hosts.record_pooler(true) {
                         log::warn!("{POOLER_NOTE} from now on");
                     }
                     true
@@ -145,7 +145,7 @@ impl Pool {
         let help = "How often a session was waited for.";
         text.add_counter("userd_database_session_waits_total", help, get(&self.counters.session_waits));
         let help = "Waits for a session that were in vain.";
-        text.add_counter("userd_database_session_timeouts_total", help, get(&self.counters.session_timeouts));
+        text.add_counter("userd_database_session_timeouts_total", help, get(&self.counters.wait_timeouts));
         let help =
             "Statements executed again, by what they met: a lock, a broken connection, a session of no use.";
         text.add_family("userd_database_retries_total", "counter", help);
@@ -169,7 +169,7 @@ impl Pool {
                     self.counters.session_waits.fetch_add(1, Ordering::Relaxed);
                     let left = deadline.saturating_duration_since(Instant::now());
                     self.r2d2_pool().get_timeout(left).map_err(|error| {
-                        self.counters.session_timeouts.fetch_add(1, Ordering::Relaxed);
+                        self.counters.wait_timeouts.fetch_add(1, Ordering::Relaxed);
                         Error::Unavailable(format!("no database connection became free: {error}").into())
                     })?
                 }
@@ -195,7 +195,7 @@ struct SessionManager {
     /// The statements that set up a new session, such as its time-outs.
     setup_sql: String,
     /// The time of the last log line about a failed connect.
-    last_log_at: Mutex<Option<Instant>>,
+    failure_logged_at: Mutex<Option<Instant>>,
 }
 
 impl ManageConnection for SessionManager {
@@ -205,7 +205,7 @@ impl ManageConnection for SessionManager {
     /// Opens a session. Logs a failure at most once a second, because each session of the pool is tried twice a second.
     fn connect(&self) -> Result<Session, ConnectError> {
         self.hosts.connect(&self.setup_sql).inspect_err(|error| {
-            let mut last = self.last_log_at.lock();
+            let mut last = self.failure_logged_at.lock();
             let is_first = last.is_none_or(|last| last.elapsed() >= Duration::from_secs(1));
             // Logs nothing after the service is dropped, when nothing but this manager refers to the hosts.
             if is_first && Arc::strong_count(&self.hosts) > 1 {

@@ -10,7 +10,7 @@ use super::connect::{ConnectError, DbHosts};
 use super::explain;
 use super::migrate::Migrations;
 use super::session::Session;
-use super::sqlstate::{lacks_free_connection, lacks_table};
+use super::sqlstate::{is_missing_table, is_too_many_clients};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -54,9 +54,9 @@ struct ProbeState {
     /// True if the log says that the database does not answer, and no answer has come since.
     is_silent: bool,
     /// The error of the last probe. The text is empty if the probe has succeeded.
-    failure: String,
+    error: String,
     /// The time of the first health check, if there was one.
-    first_check_at: Option<Instant>,
+    first_health_check: Option<Instant>,
     /// The time of the database's last answer, or the time at which the thread was started.
     last_answer_at: Instant,
 }
@@ -84,8 +84,8 @@ impl Prober {
     /// Starts the thread. `migrations` are the migrations that the database has to have. Fails if the system refuses a
     /// thread.
     pub fn start(hosts: Arc<DbHosts>, migrations: Migrations) -> io::Result<Prober> {
-        let (answer, last_answer_at, failure) = (DbAnswer::default(), Instant::now(), String::new());
-        let state = ProbeState { answer, is_silent: false, failure, first_check_at: None, last_answer_at };
+        let (answer, last_answer_at, error) = (DbAnswer::default(), Instant::now(), String::new());
+        let state = ProbeState { answer, is_silent: false, error, first_health_check: None, last_answer_at };
         let state = Arc::new(Mutex::new(state));
         let (waker, woken) = channel();
         let (shared, probed) = (state.clone(), hosts.clone());
@@ -116,15 +116,15 @@ impl Prober {
     pub fn readiness(&self) -> Readiness {
         let now = Instant::now();
         let mut state = self.probe_state.lock();
-        if state.first_check_at.is_none() {
+        if state.first_health_check.is_none() {
             // Ignores the error that the thread has ended, because without probes the service becomes unready by
             // itself.
             let _ = self.waker.send(());
         }
-        let asked = *state.first_check_at.get_or_insert(now);
+        let asked = *state.first_health_check.get_or_insert(now);
         if !state.is_silent && now >= state.last_answer_at.max(asked) + MAX_SILENCE {
             state.is_silent = true;
-            let why = if state.failure.is_empty() { "no answer" } else { &state.failure };
+            let why = if state.error.is_empty() { "no answer" } else { &state.error };
             log::warn!("unready: the database does not answer: {why}");
             // Ends the epoch, so that no request takes an idle session of the server that does not answer.
             self.hosts.epoch.end(self.hosts.epoch.current());
@@ -144,14 +144,14 @@ impl ProbeState {
                 let was_other = mem::replace(&mut self.answer, answer).has_wrong_schema;
                 let was_silent = mem::take(&mut self.is_silent);
                 self.last_answer_at = Instant::now();
-                self.failure.clear();
+                self.error.clear();
                 if answer.has_wrong_schema && !was_other {
                     log::warn!("unready: {UNEXPECTED_SCHEMA}: see `userd check`");
                 } else if !answer.has_wrong_schema && (was_other || was_silent) {
                     log::info!("ready again");
                 }
             }
-            Err(line) => self.failure = line,
+            Err(line) => self.error = line,
         }
     }
 }
@@ -165,7 +165,7 @@ fn probe(hosts: &DbHosts, required: &Migrations, session: &mut Option<Session>) 
         Ok(session) => session,
         // Counts the database as ready if the server has no free connection for the probe, because the sessions of the
         // pool are open already.
-        Err(ConnectError::Refused(error)) if lacks_free_connection(&error) => return Ok(DbAnswer::default()),
+        Err(ConnectError::Refused(error)) if is_too_many_clients(&error) => return Ok(DbAnswer::default()),
         Err(error) => return Err(error.to_string()),
     };
     let answer = match Migrations::read_history(&mut asked.connection) {
@@ -178,7 +178,7 @@ fn probe(hosts: &DbHosts, required: &Migrations, session: &mut Option<Session>) 
             let has_wrong_schema = lacks_table || !matches!(required.compare_history(&rows), Ok(None));
             DbAnswer { has_wrong_schema, is_read_only }
         }
-        Err(error) if lacks_table(&error) => DbAnswer { has_wrong_schema: true, is_read_only: false },
+        Err(error) if is_missing_table(&error) => DbAnswer { has_wrong_schema: true, is_read_only: false },
         Err(error) => return Err(explain(&error)),
     };
     *session = Some(asked);

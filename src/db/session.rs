@@ -42,9 +42,9 @@ impl Session {
     /// only if the connection was idle for a second, and then blocks for a millisecond.
     pub(super) fn is_alive(&mut self) -> bool {
         const MIN_IDLE_TIME: Duration = Duration::from_secs(1);
-        const POLL_PAUSE: Duration = Duration::from_millis(1);
+        const MAX_POLL_TIME: Duration = Duration::from_millis(1);
         self.last_answer_at.elapsed() < MIN_IDLE_TIME
-            || self.connection.notifications().timeout_iter(POLL_PAUSE).next().is_ok()
+            || self.connection.notifications().timeout_iter(MAX_POLL_TIME).next().is_ok()
                 && !self.connection.is_closed()
     }
 

@@ -26,7 +26,7 @@ pub(super) enum SessionState {
     OutdatedStatement,
     /// The prepared statement is lost, or another one has its name, because a pooler has lent the session to another
     /// client.
-    Pooled,
+    LentByPooler,
     /// The server takes no changes, as a standby does.
     ReadOnly,
     /// The session is as good as before: the error is about the statement alone.
@@ -47,7 +47,7 @@ impl SessionState {
             }
             // Poolers report the end of a session as an ERROR, too.
             code if code.starts_with("08") || code.starts_with("57P") => SessionState::Broken,
-            "26000" | "42P05" => SessionState::Pooled,
+            "26000" | "42P05" => SessionState::LentByPooler,
             "25006" => SessionState::ReadOnly,
             _ => SessionState::Usable,
         }
@@ -103,7 +103,7 @@ fn error_for_client(sql: &'static str, error: &postgres::Error) -> Error {
             format!("the database cannot execute a statement now: {}", explain(error)).into(),
         ),
         code => {
-            let hint = if lacks_table(error) { "; `userd check` says what is missing" } else { "" };
+            let hint = if is_missing_table(error) { "; `userd check` says what is missing" } else { "" };
             Error::Database { sql, message: explain(error) + hint, code: code.to_owned() }
         }
     }
@@ -185,7 +185,7 @@ fn io_error_kind(error: &postgres::Error) -> Option<io::ErrorKind> {
 }
 
 /// Returns whether the server has refused a connection because all of its connections are taken (SQLSTATE 53300).
-pub(super) fn lacks_free_connection(error: &postgres::Error) -> bool {
+pub(super) fn is_too_many_clients(error: &postgres::Error) -> bool {
     sqlstate(error) == "53300"
 }
 
@@ -209,7 +209,7 @@ pub fn is_transient(error: &postgres::Error) -> bool {
 
 /// Returns whether the server has refused a change because the transaction is read-only (SQLSTATE 25006).
 #[cfg(feature = "command")]
-pub fn is_read_only(error: &postgres::Error) -> bool {
+pub fn is_read_only_error(error: &postgres::Error) -> bool {
     sqlstate(error) == "25006"
 }
 
@@ -221,18 +221,18 @@ pub fn is_denied(error: &postgres::Error) -> bool {
 
 /// Returns whether `on conflict` names columns for which the table has no unique index (SQLSTATE 42P10).
 #[cfg(feature = "command")]
-pub fn lacks_unique_index(error: &postgres::Error) -> bool {
+pub fn is_missing_index(error: &postgres::Error) -> bool {
     sqlstate(error) == "42P10"
 }
 
 /// Returns whether a table does not exist (SQLSTATE 42P01), or the search_path leads to no schema (3F000).
-pub(super) fn lacks_table(error: &postgres::Error) -> bool {
+pub(super) fn is_missing_table(error: &postgres::Error) -> bool {
     matches!(sqlstate(error), "42P01" | "3F000")
 }
 
 /// Returns whether a table lacks a column that the statement names (SQLSTATE 42703), or has it with another type
 /// (42846, 22P02).
-pub(super) fn has_wrong_columns(error: &postgres::Error) -> bool {
+pub(super) fn is_wrong_column(error: &postgres::Error) -> bool {
     matches!(sqlstate(error), "42703" | "42846" | "22P02")
 }
 

@@ -29,7 +29,7 @@ const BAD_PERCENT_ENCODING: &str =
     "'%' is not followed by two hexadecimal digits, or encodes no UTF-8: write %25 for '%'";
 
 /// Ignored parameters, each with a value that ends the start instead, because it asks for more safety than userd has.
-const REFUSED_VALUES: [(&str, &str); 3] =
+const REFUSED_PAIRS: [(&str, &str); 3] =
     [("gssencmode", "require"), ("sslcertmode", "require"), ("ssl_min_protocol_version", "TLSv1.3")];
 
 /// Names and values of parameters in their order. A name may be repeated.
@@ -128,10 +128,10 @@ impl DbTarget {
     }
 
     /// Returns the database that the parameters `pairs` name. An error gives the number of an unknown parameter,
-    /// because its name may be a part of a password. The first `url_parts` pairs, the parts of a URL before '?', do
+    /// because its name may be a part of a password. The first `query_start` pairs, the parts of a URL before '?', do
     /// not count.
-    fn from_pairs(pairs: ParamList, url_parts: usize, os_user: Option<&str>) -> Result<DbTarget, String> {
-        let (mut values, warnings) = accept_parameters(pairs, url_parts)?;
+    fn from_pairs(pairs: ParamList, query_start: usize, os_user: Option<&str>) -> Result<DbTarget, String> {
+        let (mut values, warnings) = accept_parameters(pairs, query_start)?;
         // Drops empty values, as libpq does. Keeps the empty values of parameters that take only certain words, so that
         // these values are refused below.
         let words = "sslmode channel_binding target_session_attrs sslnegotiation";
@@ -178,10 +178,10 @@ impl DbTarget {
 /// Returns the parameters that have an effect, and a warning for each parameter without effect. If a name is repeated,
 /// its last value counts. Fails at an unknown parameter, and at a value that the log would show and that may hold a
 /// password.
-fn accept_parameters(pairs: ParamList, url_parts: usize) -> Result<(ParamMap, Vec<String>), String> {
+fn accept_parameters(pairs: ParamList, query_start: usize) -> Result<(ParamMap, Vec<String>), String> {
     let (mut values, mut warnings) = (ParamMap::new(), Vec::new());
     for (at, (name, value)) in pairs.into_iter().enumerate() {
-        let number = (at + 1).saturating_sub(url_parts);
+        let number = (at + 1).saturating_sub(query_start);
         if value.contains('\0') {
             return Err("a value holds NUL".to_owned());
         }
@@ -192,7 +192,7 @@ fn accept_parameters(pairs: ParamList, url_parts: usize) -> Result<(ParamMap, Ve
         } else if name == "ssl" {
             let words = "sslmode=disable, sslmode=require or sslmode=verify-full";
             return Err(format!("parameter {number} is ssl, which other clients have: write {words}"));
-        } else if is_listed(&name, IGNORED_PARAMETERS) && !REFUSED_VALUES.contains(&(&*name, &*value)) {
+        } else if is_listed(&name, IGNORED_PARAMETERS) && !REFUSED_PAIRS.contains(&(&*name, &*value)) {
             warnings.push(format!("{name} has no effect"));
         } else {
             // Does not show the unknown name, because it may be a part of a password.

@@ -18,7 +18,7 @@ use super::tls::{self, Connector};
 use crate::config::Config;
 use crate::error::StartError;
 use parking_lot::Mutex;
-use password::Password;
+use password::PasswordSource;
 pub use pooler::{POOLER_NOTE, TransactionPooling};
 use postgres::Client;
 use postgres::config::TargetSessionAttrs;
@@ -26,24 +26,24 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-use time_limit::{MAX_CONNECT_TIME, UnansweredConnects};
+use time_limit::{ConnectBackoff, MAX_CONNECT_TIME};
 
 /// The database servers that the settings name, and all that is needed to connect to them.
 pub struct DbHosts {
     /// The parsed connection string.
     pub target: DbTarget,
     /// The current epoch. A new one begins when a server fails or is replaced, and ends the use of older sessions.
-    pub epoch: Epoch,
+    pub epoch: SessionEpoch,
     tls: Connector,
     config: Config,
-    password: Password,
+    password_source: PasswordSource,
     /// Tells whether a pooler lends its sessions for one transaction each, as far as this process knows.
     pooling: Mutex<TransactionPooling>,
     /// The statement that sets the search_path of a new session to the schema of the tables. Not set until the start
     /// has found this schema.
     search_path_sql: OnceLock<String>,
-    /// The connects that were given up, for each host of `target`.
-    unanswered_connects: Vec<UnansweredConnects>,
+    /// The backoff of connects, for each host of `target`.
+    connect_backoffs: Vec<ConnectBackoff>,
     /// The time of the last search for a server that takes changes.
     last_primary_check_at: Mutex<Option<Instant>>,
 }
@@ -61,13 +61,13 @@ impl DbHosts {
             StartError::Database(format!("{error} (DB_SSL_CA, or sslrootcert, sslcert or sslkey)"))
         })?;
         Ok(Arc::new(DbHosts {
-            epoch: Epoch::default(),
+            epoch: SessionEpoch::default(),
             tls,
             config: config.clone(),
-            password: Password::new(config, &target),
+            password_source: PasswordSource::new(config, &target),
             pooling: Mutex::new(TransactionPooling::from_config(config)),
             search_path_sql: OnceLock::new(),
-            unanswered_connects: target.hosts.iter().map(|_| UnansweredConnects::default()).collect(),
+            connect_backoffs: target.hosts.iter().map(|_| ConnectBackoff::default()).collect(),
             last_primary_check_at: Mutex::default(),
             target,
         }))
@@ -124,21 +124,21 @@ impl DbHosts {
         max_time: Duration,
     ) -> Result<Client, ConnectError> {
         let (began, mut refusal) = (Instant::now(), ConnectError::NoAnswer);
-        for (host, unanswered_connects) in self.target.hosts.iter().zip(&self.unanswered_connects) {
-            if unanswered_connects.is_paused() {
+        for (host, backoff) in self.target.hosts.iter().zip(&self.connect_backoffs) {
+            if backoff.is_paused() {
                 refusal = ConnectError::NoAnswer;
                 continue;
             }
             let mut host = host.clone();
             host.target_session_attrs(attrs.unwrap_or(host.get_target_session_attrs()));
-            if let Some(password) = self.password.read() {
+            if let Some(password) = self.password_source.read() {
                 host.password(password);
             }
             let search_path = self.search_path_sql.get().map_or("", String::as_str);
             let allows_set = self.pooling().allows_set_command();
             let setup_sql = if allows_set { format!("{search_path}{setup_sql}") } else { String::new() };
             let left = max_time.saturating_sub(began.elapsed());
-            match unanswered_connects.connect(host, self.tls.clone(), setup_sql, left) {
+            match backoff.connect(host, self.tls.clone(), setup_sql, left) {
                 Ok(client) => return Ok(client),
                 Err(error) => refusal = error,
             }
@@ -150,9 +150,9 @@ impl DbHosts {
 /// The number of the current epoch. An epoch ends when a server has ended a session or does not answer, or when another
 /// server has taken its place. Sessions of earlier epochs are not used any more.
 #[derive(Default)]
-pub struct Epoch(AtomicU64);
+pub struct SessionEpoch(AtomicU64);
 
-impl Epoch {
+impl SessionEpoch {
     /// Returns the number of the current epoch.
     pub fn current(&self) -> u64 {
         self.0.load(Ordering::Relaxed)

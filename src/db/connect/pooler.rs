@@ -56,9 +56,9 @@ impl DbHosts {
 
     /// Records whether a pooler lends its sessions, unless `db_prepared` is false. Returns true if this was not known
     /// before.
-    pub fn record_pooling(&self, is_pooled: bool) -> bool {
+    pub fn record_pooler(&self, has_pooler: bool) -> bool {
         let mut pooling = self.pooling.lock();
-        let known = match (*pooling, is_pooled) {
+        let known = match (*pooling, has_pooler) {
             (TransactionPooling::Unknown, false) => TransactionPooling::Absent,
             (TransactionPooling::Unknown | TransactionPooling::Absent, true) => TransactionPooling::Detected,
             (known, _) => known,

@@ -37,7 +37,7 @@ impl DbHosts {
                 // Tests with this session whether there is a pooler, and then connects again. This session has no
                 // settings, because a pooler may lend it, with its settings, to other clients.
                 Ok(client) => {
-                    self.record_pooling(self.is_behind_pooler(client));
+                    self.record_pooler(self.is_behind_pooler(client));
                     // Extends the deadline, because the test for a pooler may have used up the time.
                     deadline = deadline.max(Instant::now() + MAX_CONNECT_TIME);
                     continue;

@@ -20,15 +20,15 @@ pub const MAX_CONNECT_TIME: Duration = Duration::from_secs(2);
 /// the name and for the socket.
 const DESCRIPTORS_PER_CONNECT: usize = 12;
 
-/// The connects to one host that were given up because the host did not answer in time.
+/// The backoff of connects to one host, which grows with the connects that were given up without an answer in time.
 #[derive(Default)]
-pub struct UnansweredConnects {
+pub struct ConnectBackoff {
     waiting_threads: Arc<AtomicU32>,
     /// The time at which the last connect was given up.
     last_given_up_at: Mutex<Option<Instant>>,
 }
 
-impl UnansweredConnects {
+impl ConnectBackoff {
     /// Returns true if it is too early to connect to the host again. The pause after a connect that was given up grows
     /// with the number of threads that still wait for the host.
     pub fn is_paused(&self) -> bool {

@@ -85,7 +85,7 @@ mod with_rustls {
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(trusted.iter().cloned());
         let algorithms = provider.signature_verification_algorithms;
-        let verifier = Verifier { verification: settings.verification, trusted, roots, algorithms };
+        let verifier = CertVerifier { verification: settings.verification, trusted, roots, algorithms };
         let builder = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .expect("the ring provider supports the default versions")
@@ -115,7 +115,7 @@ mod with_rustls {
 
     /// Verifies a server's certificate as far as `verification` says.
     #[derive(Debug)]
-    struct Verifier {
+    struct CertVerifier {
         verification: Verification,
         /// The trusted certificates as they were read, to compare a server's own certificate with.
         trusted: Vec<CertificateDer<'static>>,
@@ -124,7 +124,7 @@ mod with_rustls {
         algorithms: WebPkiSupportedAlgorithms,
     }
 
-    impl ServerCertVerifier for Verifier {
+    impl ServerCertVerifier for CertVerifier {
         fn verify_server_cert(
             &self,
             certificate: &CertificateDer<'_>,
