@@ -143,8 +143,8 @@ impl TestServer {
     }
 
     /// Saves users, passwords, idempotency keys and the next id as a state. Replaces an older state of the same name.
-    /// The state has the change of a request in flight if the change was committed before. Blocks for some
-    /// milliseconds.
+    /// If a request is in flight, the state includes its change only if the change is committed before the tables are
+    /// copied. Blocks for some milliseconds.
     ///
     /// # Panics
     /// If `name` has not 1 to 40 characters of `a-z`, `0-9` and `_`, or if the database refuses.
