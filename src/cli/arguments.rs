@@ -83,7 +83,7 @@ impl Args {
     }
 
     /// Returns the file format: the value of `--format`, or CSV if the name of the file ends in `.csv`, or else `None`.
-    pub fn format(&self) -> Option<Format> {
+    pub fn file_format(&self) -> Option<Format> {
         match self.value(commands::FORMAT) {
             Some(format) if format == "csv" => Some(Format::Csv),
             Some(_) => Some(Format::Ndjson),

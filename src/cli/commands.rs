@@ -2,7 +2,7 @@
 //! clap parses arguments, and makes `--help`, the manual page and the completion of shells.
 //!
 //! To add an option, write a row here, and ask `Args` for the option in the file of the subcommand. To add a
-//! subcommand, write a row here, and an arm in `execute` of `src/cli/mod.rs`.
+//! subcommand, write a row here, and an arm in `execute_subcommand` of `src/cli/mod.rs`.
 
 use crate::config::SETTINGS;
 use clap::builder::{OsStringValueParser, PathBufValueParser, PossibleValuesParser, TypedValueParser};

@@ -19,12 +19,12 @@ pub fn open_cluster(args: &Args, config: &mut Config, may_make: bool) -> Result<
     }
     // Stores the server's process id, so that a signal which ends this process ends the server, too.
     let go_on = |server| {
-        signals::CLEANUP.lock().server_pid = server;
+        signals::CLEANUP.lock().postgres_pid = server;
         signals::interruption().is_none()
     };
     // The server allows ten more sessions than the pool has, for migrations and psql.
     let opened = Cluster::open(&dir, config.db_pool_size + 10, args.subcommand != Subcommand::Service, go_on);
-    signals::CLEANUP.lock().server_pid = opened.as_ref().ok().and_then(Cluster::own_server_pid);
+    signals::CLEANUP.lock().postgres_pid = opened.as_ref().ok().and_then(Cluster::own_server_pid);
     let cluster =
         opened.map_err(|error| signals::interruption().unwrap_or_else(|| Failure::runtime(error)))?;
     if args.subcommand != Subcommand::Export {

@@ -8,17 +8,17 @@ pub type Variables = BTreeMap<String, OsString>;
 
 /// Reads the variables of a file. The error is one line, which quotes no part of the file, because values may be
 /// secret.
-pub fn read(file: &Path) -> Result<Variables, String> {
+pub fn read_variables(file: &Path) -> Result<Variables, String> {
     let shown = file.display();
     let text = fs::read_to_string(file)
         .map_err(|error| format!("cannot read {shown}: {error}; name a file of lines NAME=value"))?;
-    parse(&text).map_err(|line| format!("{shown}: line {line} is not NAME=value or NAME='value'"))
+    parse_lines(&text).map_err(|line| format!("{shown}: line {line} is not NAME=value or NAME='value'"))
 }
 
 /// Parses the lines of a file. The error is the number of the first line that is not `NAME=value`. Skips blank lines,
 /// and lines that begin with `#` or `;`. Refuses such a line if it ends with a backslash, because systemd before version
 /// 254 takes the next line for a part of the comment.
-fn parse(text: &str) -> Result<Variables, usize> {
+fn parse_lines(text: &str) -> Result<Variables, usize> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let lines = (1..).zip(text.lines().map(str::trim_ascii));
     let is_comment = |line: &str| line.starts_with(['#', ';']) && !line.ends_with('\\');
@@ -80,7 +80,7 @@ mod tests {
             ("A=b\0", "Err(1)"),
         ];
         for (text, expected) in rows {
-            assert_eq!(format!("{:?}", parse(text)), expected, "{text:?}");
+            assert_eq!(format!("{:?}", parse_lines(text)), expected, "{text:?}");
         }
     }
 }

@@ -17,11 +17,11 @@ const IGNORED_DB_SSL: &str = "has no effect: TLS to the database is on with the 
 
 /// Sets the environment variables of options (`--port` sets `PORT`), and those of `--env-file` that the environment
 /// lacks. Must be called while the process has one thread.
-pub fn set_variables(args: &mut Args) -> Result<(), Failure> {
+pub fn set_env_variables(args: &mut Args) -> Result<(), Failure> {
     let options = ENV_OPTIONS
         .into_iter()
         .filter_map(|(option, name)| Some((name.to_owned(), args.value(option)?.into(), "argument")));
-    let file = args.value(commands::ENV_FILE).map(env_file::read).transpose();
+    let file = args.value(commands::ENV_FILE).map(env_file::read_variables).transpose();
     let file = file.map_err(|problem| Failure::usage(format!("--env-file: {problem}")))?;
     let file = file.into_iter().flatten().map(|(name, value)| (name, value, "--env-file"));
     for (name, text, place) in options.chain(file).collect::<Vec<_>>() {

@@ -28,7 +28,7 @@ pub fn check_health(args: &Args) -> Result<(), Failure> {
         thread::sleep(limits.request_timeout);
         exit_now(1, &late);
     })?;
-    while request_readiness(&host, port).map_err(Failure::runtime)? >= MAX_PROBE_AGE_SECONDS {
+    while request_probe_age_seconds(&host, port).map_err(Failure::runtime)? >= MAX_PROBE_AGE_SECONDS {
         thread::sleep(REQUEST_PAUSE);
     }
     Ok(())
@@ -36,7 +36,7 @@ pub fn check_health(args: &Args) -> Result<(), Failure> {
 
 /// Requests `/readyz`. Returns how many seconds ago the server has probed the database. Fails if the service is not
 /// ready.
-fn request_readiness(host: &str, port: u16) -> Result<u64, String> {
+fn request_probe_age_seconds(host: &str, port: u16) -> Result<u64, String> {
     let connect = || TcpStream::connect(&*server::resolve_addresses(host, port)?);
     let answer = match host.strip_prefix("unix:") {
         Some(path) => UnixStream::connect(path).and_then(get_readyz),

@@ -13,7 +13,7 @@ use std::{fs::File, mem, path::Path};
 pub fn import(args: &Args) -> Result<(), Failure> {
     let map = args.value(commands::MAP).map(|map| parse_mapping(&map.to_string_lossy())).transpose();
     let options = ImportOptions {
-        format: args.format(),
+        format: args.file_format(),
         mapping: map.map_err(|problem| Failure::usage(format!("--map {problem}")))?,
         ignore_unknown: args.has(commands::IGNORE_UNKNOWN),
         skip_invalid: args.has(commands::SKIP_INVALID),
@@ -79,10 +79,10 @@ fn describe_outcome(options: &ImportOptions, outcome: ImportOutcome) -> Result<S
     let (new, existing, refused) = (outcome.imported_users, outcome.existing_users, outcome.refused_records);
     // Ignores an error, because standard error may be a terminal that is closed.
     let complain = |line| _ = writeln!(io::stderr(), "{}", with_priority(Level::Warn, line));
-    for (number, problem) in &outcome.problems {
+    for (number, problem) in &outcome.problems_by_record {
         complain(format!("{} {number}: {problem}", outcome.record_word));
     }
-    let more = refused - outcome.problems.len() as u64;
+    let more = refused - outcome.problems_by_record.len() as u64;
     if more > 0 {
         complain(format!("and {more} more"));
     }

@@ -28,7 +28,7 @@ use std::{env, process::ExitCode};
 /// Executes the command line. Returns the exit code.
 pub fn run() -> ExitCode {
     signals::reset_signals();
-    let done = Args::parse(env::args_os()).and_then(|args| args.map_or(Ok(()), execute));
+    let done = Args::parse(env::args_os()).and_then(|args| args.map_or(Ok(()), execute_subcommand));
     let is_test = env::args_os().nth(1).is_some_and(|word| word == commands::TEST_SUBCOMMAND);
     let failure = done.err().unwrap_or_default();
     let Failure { exit_code, message } = if is_test { test::to_test_failure(failure) } else { failure };
@@ -52,10 +52,10 @@ fn report_exit(message: &str) {
 }
 
 /// Executes the subcommand, or runs the service.
-fn execute(mut args: Args) -> Result<(), Failure> {
+fn execute_subcommand(mut args: Args) -> Result<(), Failure> {
     if args.subcommand != Subcommand::Test {
-        // `set_variables` must be called while the process has one thread.
-        environment::set_variables(&mut args)?;
+        // `set_env_variables` must be called while the process has one thread.
+        environment::set_env_variables(&mut args)?;
     }
     let args = &args;
     if ![Subcommand::Service, Subcommand::Test].contains(&args.subcommand) {

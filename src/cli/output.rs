@@ -7,24 +7,24 @@ use std::{io, os::unix::fs::MetadataExt, os::unix::fs::PermissionsExt};
 use tempfile::{Builder, TempPath};
 
 /// The opened output of an export.
-pub struct Output {
+pub struct ExportOutput {
     pub file: File,
     /// The path of the temporary file that is open as `file`, and the path that it gets at the end. Dropping the
     /// `TempPath` removes the temporary file. `None` if the output is no new file.
     unfinished_file: Option<(TempPath, PathBuf)>,
 }
 
-impl Output {
+impl ExportOutput {
     /// Opens `file`, or standard output if `file` is `None`. If `is_secret` is true, only the owner may read the new
     /// file.
-    pub fn open(file: Option<&Path>, is_secret: bool) -> Result<Output, Failure> {
-        let as_it_is = |file: File| Output { file, unfinished_file: None };
-        let opened = check_symlink(file).and_then(|()| match file {
+    pub fn open(file: Option<&Path>, is_secret: bool) -> Result<ExportOutput, Failure> {
+        let as_it_is = |file: File| ExportOutput { file, unfinished_file: None };
+        let opened = refuse_unsafe_symlink(file).and_then(|()| match file {
             None => nix::unistd::dup(io::stdout()).map(File::from).map(as_it_is).map_err(io::Error::from),
             Some(file) if fs::metadata(file).is_ok_and(|found| !found.is_file()) => {
                 OpenOptions::new().write(true).open(file).map(as_it_is)
             }
-            Some(file) => Output::open_temporary(file, is_secret),
+            Some(file) => ExportOutput::open_temporary(file, is_secret),
         });
         let name = file.unwrap_or(Path::new("-")).display();
         opened.map_err(|error| Failure::runtime(format!("cannot write {name}: {error}; name another FILE")))
@@ -32,7 +32,7 @@ impl Output {
 
     /// Opens a temporary file in the directory of `file`, or of the file that `file` links to. The temporary file has
     /// the permissions of an existing `file`, unless the content is secret.
-    fn open_temporary(file: &Path, is_secret: bool) -> io::Result<Output> {
+    fn open_temporary(file: &Path, is_secret: bool) -> io::Result<ExportOutput> {
         let target = fs::canonicalize(file).or_else(|_| std::path::absolute(file))?;
         let directory = target.parent().ok_or(io::ErrorKind::IsADirectory)?;
         let mode = fs::metadata(&target).map_or(0o666, |found| found.permissions().mode() & 0o777);
@@ -40,7 +40,7 @@ impl Output {
         let mut cleanup = signals::CLEANUP.lock();
         let (file, path) = Builder::new().permissions(mode).tempfile_in(directory)?.into_parts();
         cleanup.temporary_file = Some(path.to_path_buf());
-        Ok(Output { file, unfinished_file: Some((path, target)) })
+        Ok(ExportOutput { file, unfinished_file: Some((path, target)) })
     }
 
     /// Renames the temporary file to its final path once its content is on the disk.
@@ -56,7 +56,7 @@ impl Output {
 
 /// Fails if `file` is a symbolic link of another user, because that user could make an export of root replace any file.
 /// Also fails if `file` links to a file that does not exist, because the export would replace the link.
-fn check_symlink(file: Option<&Path>) -> io::Result<()> {
+fn refuse_unsafe_symlink(file: Option<&Path>) -> io::Result<()> {
     let trusted = [0, nix::unistd::Uid::effective().as_raw()];
     match file.map(fs::symlink_metadata) {
         Some(Ok(found)) if found.is_symlink() && !trusted.contains(&found.uid()) => {

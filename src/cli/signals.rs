@@ -24,7 +24,7 @@ pub static EXITS_GRACEFULLY: AtomicBool = AtomicBool::new(false);
 
 /// How the service has ended: `Err` with the reason if it could not go on. `None` until the service ends, and after
 /// [`wait_for_service_end`] has taken the value.
-static SERVICE_END: Mutex<Option<Result<(), String>>> = Mutex::new(None);
+static SERVICE_RESULT: Mutex<Option<Result<(), String>>> = Mutex::new(None);
 
 /// The exit code of a service that ends before it has served: 0, or 128 plus the number of the signal that has ended
 /// it.
@@ -36,20 +36,20 @@ static SERVICE_ENDED: Condvar = Condvar::new();
 /// A server to end and a file to remove when the process ends, so that it leaves neither behind.
 pub struct ExitCleanup {
     /// The process id of the private cluster's server, if this process has started it.
-    pub server_pid: Option<u32>,
+    pub postgres_pid: Option<u32>,
     /// The temporary file of an export that is not complete.
     pub temporary_file: Option<PathBuf>,
 }
 
 /// The server that [`exit_now`] ends, and the file that it removes. A thread that keeps this locked delays
 /// [`exit_now`].
-pub static CLEANUP: Mutex<ExitCleanup> = Mutex::new(ExitCleanup { server_pid: None, temporary_file: None });
+pub static CLEANUP: Mutex<ExitCleanup> = Mutex::new(ExitCleanup { postgres_pid: None, temporary_file: None });
 
 /// Ends the process immediately, after it has ended the server and removed the file in [`CLEANUP`]. Prints `message` on
 /// standard error, unless it is empty.
 pub fn exit_now(code: i32, message: &str) -> ! {
     let cleanup = CLEANUP.lock();
-    if let Some(pid) = cleanup.server_pid {
+    if let Some(pid) = cleanup.postgres_pid {
         let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGINT);
     }
     if let Some(file) = &cleanup.temporary_file {
@@ -91,16 +91,16 @@ pub fn spawn_thread(name: &str, body: impl FnOnce() + Send + 'static) -> Result<
     thread::Builder::new().name(name.to_owned()).spawn(body).map(drop).map_err(Failure::runtime)
 }
 
-/// Makes [`wait_for_service_end`] return `end`: `Err` with the reason if the service cannot go on. Only the first
+/// Makes [`wait_for_service_end`] return `result`: `Err` with the reason if the service cannot go on. Only the first
 /// call counts.
-pub fn end_service(end: Result<(), String>) {
-    SERVICE_END.lock().get_or_insert(end);
+pub fn end_service(result: Result<(), String>) {
+    SERVICE_RESULT.lock().get_or_insert(result);
     SERVICE_ENDED.notify_one();
 }
 
 /// Returns the failure of a service whose start a signal has interrupted, or `None` if no signal has come.
 pub fn interruption() -> Option<Failure> {
-    let has_ended = SERVICE_END.lock().is_some();
+    let has_ended = SERVICE_RESULT.lock().is_some();
     has_ended.then(|| Failure { exit_code: EARLY_EXIT_CODE.load(SeqCst), message: String::new() })
 }
 
@@ -123,11 +123,11 @@ pub fn end_service_on_signal() -> Result<(), Failure> {
 /// Blocks until the service or its private cluster has ended. Returns how the service has ended.
 pub fn wait_for_service_end(mut cluster: Option<&mut Cluster>) -> Result<(), String> {
     let pause = if cluster.is_some() { END_POLL_PAUSE } else { Duration::MAX };
-    let mut end = SERVICE_END.lock();
-    while end.is_none() {
-        if SERVICE_ENDED.wait_for(&mut end, pause).timed_out() {
-            *end = cluster.as_mut().and_then(|cluster| cluster.server_end_reason()).map(Err);
+    let mut result = SERVICE_RESULT.lock();
+    while result.is_none() {
+        if SERVICE_ENDED.wait_for(&mut result, pause).timed_out() {
+            *result = cluster.as_mut().and_then(|cluster| cluster.server_end_reason()).map(Err);
         }
     }
-    end.take().expect("the service has ended")
+    result.take().expect("the service has ended")
 }

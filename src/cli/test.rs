@@ -69,7 +69,7 @@ pub fn test(args: &Args) -> Result<(), Failure> {
     let config = testing::service_config(&settings, true).map_err(Failure::usage)?;
     let read = |file| fs::read(file).map_err(|error| unreadable_failure(file, error));
     let users = args.value(commands::SEED).map(read).transpose()?;
-    let services = Services::start(&config, users.as_deref(), name).map_err(Failure::runtime)?;
+    let services = Services::start_first(&config, users.as_deref(), name).map_err(Failure::runtime)?;
     let urls = services.first_service_urls();
     let variables = COMMAND_VARIABLES.into_iter();
     let variables: Vec<_> = variables.filter_map(|(name, url)| Some((name, urls[url].as_str()?))).collect();

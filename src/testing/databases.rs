@@ -172,12 +172,12 @@ fn cluster_error(error: Error) -> StartError {
 
 /// Ends the sessions of a database, and looks every millisecond until none is left, because `drop database` would look
 /// only every 100 ms.
-fn end_sessions(client: &mut Client, name: &str) -> Result<(), Error> {
+fn end_sessions(client: &mut Client, database: &str) -> Result<(), Error> {
     client.batch_execute(&format!(
         "do $$ begin
             for i in 1..100 loop
                 perform pg_stat_clear_snapshot();
-                perform pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}';
+                perform pg_terminate_backend(pid) from pg_stat_activity where datname = '{database}';
                 exit when not found;
                 perform pg_sleep(0.001);
             end loop;

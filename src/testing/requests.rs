@@ -37,7 +37,7 @@ struct FaultRule {
 impl Interceptor {
     /// Makes the next `times` requests with this method, and with this path or target, fail.
     pub fn add_fault(&mut self, fault: Fault, method: &str, target: &str, times: u32) -> Result<(), Refusal> {
-        check_route(Some(method), Some(target))?;
+        validate_route(Some(method), Some(target))?;
         self.fault_rules.push(FaultRule { fault, method: method.into(), target: target.to_owned(), times });
         Ok(())
     }
@@ -60,7 +60,7 @@ impl Interceptor {
     /// Returns the requests in the journal that have this method, and this path or target, and the number of requests
     /// that were dropped from the journal. `None` stands for any method or target.
     pub fn find_requests(&self, method: Option<&str>, target: Option<&str>) -> Result<Value, Refusal> {
-        check_route(method, target)?;
+        validate_route(method, target)?;
         let mut requests = self.requests();
         requests.retain(|request| {
             let requested = request["target"].as_str().unwrap_or_default();
@@ -94,8 +94,8 @@ impl Interceptor {
         // Stores only the length of a body that is no JSON object, because secrets in such a body cannot be found.
         let body = parse_object(&request.body).map_or(request.body.len().into(), Value::Object);
         let (path, query) = request.target.split_once('?').unwrap_or_default();
-        let has_secret = query.split('&').any(|pair| is_secret(pair.split('=').next().unwrap_or_default()));
-        let target = if has_secret { format!("{path}?{SECRET_MASK}") } else { request.target.clone() };
+        let is_secret = query.split('&').any(|pair| names_secret(pair.split('=').next().unwrap_or_default()));
+        let target = if is_secret { format!("{path}?{SECRET_MASK}") } else { request.target.clone() };
         let request =
             json!({"method": request.method_name, "target": target, "headers": headers, "body": body});
         let line = hide_secrets(request).to_string();
@@ -119,7 +119,7 @@ fn matches_target(wanted: &str, target: &str) -> bool {
 /// Refuses a method and a target if the service has no such route, if the frontend answers the request by itself, or
 /// if the target has `:id` in place of an id. The journal never has such a request, so a test with a misspelt path
 /// fails immediately.
-fn check_route(method: Option<&str>, target: Option<&str>) -> Result<(), Refusal> {
+fn validate_route(method: Option<&str>, target: Option<&str>) -> Result<(), Refusal> {
     let path = target.map(|target| target.split('?').next().unwrap_or_default());
     let route = |method: &str, path| app::find_route(method.into(), path, true);
     let is_served = match (method, path) {
@@ -136,7 +136,7 @@ fn check_route(method: Option<&str>, target: Option<&str>) -> Result<(), Refusal
 
 /// Returns whether a header field, a parameter or a member of this name has a secret value. The name may be
 /// percent-encoded.
-fn is_secret(name: &str) -> bool {
+fn names_secret(name: &str) -> bool {
     let name = percent_decode_str(name).decode_utf8_lossy().to_ascii_lowercase();
     let words = ["api-key", "api_key", "authorization", "cookie", "password", "secret", "token"];
     words.iter().any(|word| name.contains(word))
@@ -145,7 +145,7 @@ fn is_secret(name: &str) -> bool {
 /// Replaces the secrets in a JSON value by `***`.
 fn hide_secrets(value: Value) -> Value {
     let hide_member = |(name, value): (String, Value)| {
-        let value = if is_secret(&name) { SECRET_MASK.into() } else { hide_secrets(value) };
+        let value = if names_secret(&name) { SECRET_MASK.into() } else { hide_secrets(value) };
         (name, value)
     };
     match value {

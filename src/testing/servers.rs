@@ -139,7 +139,7 @@ impl TestServer {
     /// If the database refuses.
     #[track_caller]
     pub fn reset(&self) {
-        unwrap_or_panic("reset", self.0.restore_state(None, new_deadline()));
+        unwrap_or_panic("reset", self.0.restore_state(None, db_change_deadline()));
     }
 
     /// Saves users, passwords, idempotency keys and the next id as a state. Replaces an older state of the same name.
@@ -150,7 +150,7 @@ impl TestServer {
     /// If `name` has not 1 to 40 characters of `a-z`, `0-9` and `_`, or if the database refuses.
     #[track_caller]
     pub fn save(&self, name: &str) {
-        unwrap_or_panic("save the state", self.0.save_state(Some(name), new_deadline()));
+        unwrap_or_panic("save the state", self.0.save_state(Some(name), db_change_deadline()));
     }
 
     /// Restores a saved state. A test may restore it several times. Blocks for some milliseconds.
@@ -159,7 +159,7 @@ impl TestServer {
     /// If no state of this name was saved, or if the database refuses. The users are not changed then.
     #[track_caller]
     pub fn restore(&self, name: &str) {
-        unwrap_or_panic("restore the state", self.0.restore_state(Some(name), new_deadline()));
+        unwrap_or_panic("restore the state", self.0.restore_state(Some(name), db_change_deadline()));
     }
 
     /// Makes the next `times` requests with this method, and with this path or target, fail:
@@ -200,7 +200,7 @@ impl TestServer {
     /// If the database refuses, as for more time than a timestamp can have.
     #[track_caller]
     pub fn advance(&self, time: Duration) {
-        unwrap_or_panic("let time pass", self.0.advance_time(time, new_deadline()));
+        unwrap_or_panic("let time pass", self.0.advance_time(time, db_change_deadline()));
     }
 
     /// Waits for `drain_delay`, and then stops the server and drops the database, as dropping this value does.
@@ -231,7 +231,7 @@ impl Drop for TestServer {
 }
 
 /// Returns the deadline of a change of the database that begins now.
-fn new_deadline() -> Instant {
+fn db_change_deadline() -> Instant {
     Instant::now() + MAX_DB_CHANGE_TIME
 }
 

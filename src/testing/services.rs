@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 /// The most time from the start of the first service until the users that it starts with are saved for a reset.
-const MAX_TIME_TO_SAVE: Duration = Duration::from_secs(60);
+const MAX_TIME_TO_SAVE_USERS: Duration = Duration::from_secs(60);
 
 /// The description of each control, one a line, for the answer to a GET of the URL of the controls.
 const CONTROLS_HELP: &str = include_str!("controls.txt");
@@ -52,14 +52,14 @@ struct TimeBody {
 
 /// Refuses a setting that a test's service may not have. The first service may have more settings than the services
 /// that a test starts later.
-fn check_setting(name: &str, is_first: bool) -> Result<(), String> {
+fn validate_setting(name: &str, for_first_service: bool) -> Result<(), String> {
     let known = SETTINGS.iter().find(|setting| setting.variable == name);
     match known.map(|setting| setting.scope) {
         None => Err(format!("{name:?} is no setting of userd: `userd --help` lists them")),
         Some(Scope::Database) => Err(format!(
             "{name}: a service of a test has a database of its own, made by the POSTGRES_BIN of the environment"
         )),
-        Some(Scope::Machine) if !is_first => {
+        Some(Scope::Machine) if !for_first_service => {
             Err(format!("{name}: a control sets what concerns requests and limits, and PORT"))
         }
         _ => Ok(()),
@@ -69,7 +69,7 @@ fn check_setting(name: &str, is_first: bool) -> Result<(), String> {
 /// Returns the configuration of a test's service with these settings. Blocks while it reads the files that `…_FILE`
 /// settings name. The error is one line.
 pub fn service_config(settings: &BTreeMap<String, OsString>, is_first: bool) -> Result<Config, String> {
-    settings.keys().try_for_each(|name| check_setting(name, is_first))?;
+    settings.keys().try_for_each(|name| validate_setting(name, is_first))?;
     let base = Config {
         db_connect_timeout: Duration::from_secs(3),
         password_hashing: PasswordHashing::LeastCostForTests,
@@ -91,7 +91,7 @@ pub struct Services {
 impl Services {
     /// Starts the first service with the users of a file, whose content is `users`. The name of the service is `name`,
     /// or a random one if `name` is `None`. Blocks until the service answers.
-    pub fn start(
+    pub fn start_first(
         config: &Config,
         users: Option<&[u8]>,
         name: Option<String>,
@@ -102,7 +102,7 @@ impl Services {
             services_by_name: Mutex::default(),
         }));
         let find_control = |request: &Request| services.find_control_handler(request);
-        let first = start_service(config, users, find_control, Instant::now() + MAX_TIME_TO_SAVE);
+        let first = start_service(config, users, find_control, Instant::now() + MAX_TIME_TO_SAVE_USERS);
         let first = first.map_err(|refused| refused.message)?;
         services.services_by_name.lock().insert(services.first_service_name.clone(), Arc::new(first));
         Ok(services)
@@ -146,23 +146,23 @@ impl Services {
         }))
     }
 
-    /// Executes a control of the service `name`, except `POST services`.
+    /// Executes a control of the service `service_name`, except `POST services`.
     fn execute_control(
         &self,
-        name: &str,
+        service_name: &str,
         running: Arc<RunningService>,
         request: &Request,
         deadline: Instant,
     ) -> Result<Response, Refusal> {
         match (request.method, &path_segments(request)[1..]) {
             (Method::Get | Method::Head, []) => {
-                let mut answer = self.service_urls(name, &running, Some(request));
+                let mut answer = self.service_urls(service_name, &running, Some(request));
                 answer["controls"] = CONTROLS_HELP.lines().collect();
                 return Ok(Response::json(200, &answer));
             }
-            (Method::Delete, []) if name != self.first_service_name => {
+            (Method::Delete, []) if service_name != self.first_service_name => {
                 drop(running);
-                self.end_service(name);
+                self.end_service(service_name);
             }
             (Method::Post, ["reset"]) => running.restore_state(None, deadline)?,
             (Method::Put, ["states", name]) => running.save_state(Some(name), deadline)?,
@@ -243,9 +243,9 @@ fn start_service(
 }
 
 /// Executes the control `GET requests`: returns the requests in the journal that its query chooses.
-fn find_requests(interceptor: &Interceptor, request: &Request) -> Result<Value, Refusal> {
+fn find_requests(interceptor: &Interceptor, control_request: &Request) -> Result<Value, Refusal> {
     let (mut method, mut path) = (None, None);
-    let query = request.target.split_once('?').map_or("", |(_, query)| query);
+    let query = control_request.target.split_once('?').map_or("", |(_, query)| query);
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         let field = match name {
@@ -305,11 +305,11 @@ fn service_url(running: &RunningService, host: Option<&str>) -> String {
 
 /// Imports the first users into a database. Accepts every value that a column can hold, ids, and clear passwords.
 /// Blocks until the users are stored. The error names the first users that are refused.
-fn import_first_users(url: &str, config: &Config, users: &[u8]) -> Result<(), String> {
-    let config = Config { database: Database::Url(url.into()), ..config.clone() };
+fn import_first_users(database_url: &str, config: &Config, users: &[u8]) -> Result<(), String> {
+    let config = Config { database: Database::Url(database_url.into()), ..config.clone() };
     let options = ImportOptions { as_is: true, keep_ids: true, hash_passwords: true, ..Default::default() };
     let outcome = transfer::import(&config, &options, users, || ()).map_err(|error| error.to_string())?;
-    let problems = outcome.problems.iter();
+    let problems = outcome.problems_by_record.iter();
     let problems = problems.map(|(number, problem)| format!("{} {number}: {problem}", outcome.record_word));
     let problems = problems.collect::<Vec<_>>().join("; ");
     if problems.is_empty() { Ok(()) } else { Err(problems) }

@@ -60,7 +60,7 @@ pub struct ImportOutcome {
     pub existing_users: u64,
     pub refused_records: u64,
     /// The problems of the first refused records, at most [`MAX_PROBLEMS`], by the number of the record.
-    pub problems: BTreeMap<i64, String>,
+    pub problems_by_record: BTreeMap<i64, String>,
     /// The word for a record in messages: `line`, or `user` for an element of an array.
     pub record_word: &'static str,
     /// Names of the members or columns that were left out, each with the number of records that have it.
@@ -70,9 +70,9 @@ pub struct ImportOutcome {
 impl ImportOutcome {
     fn add_problem(&mut self, record_number: i64, problem: String) {
         self.refused_records += 1;
-        self.problems.insert(record_number, problem);
-        if self.problems.len() > MAX_PROBLEMS {
-            self.problems.pop_last();
+        self.problems_by_record.insert(record_number, problem);
+        if self.problems_by_record.len() > MAX_PROBLEMS {
+            self.problems_by_record.pop_last();
         }
     }
 

@@ -33,19 +33,19 @@ pub(super) fn read(input: impl Read, rules: &Rules, each: &mut Sink) -> Result<&
     if input.fill_buf()?.starts_with(BYTE_ORDER_MARK) {
         input.consume(BYTE_ORDER_MARK.len());
     }
-    let mut lines = Lines { input, line_number: 0, has_line_feed: false };
-    let Some(first) = lines.next_nonblank()? else { return Ok("line") };
+    let mut lines = LineReader { input, line_number: 0, has_line_feed: false };
+    let Some(first) = lines.next_nonblank_line()? else { return Ok("line") };
     let begin = first_nonblank_byte(&first);
     let is_json = matches!(begin, Some(b'{' | b'['));
     match rules.options.format.unwrap_or(if is_json { Format::Ndjson } else { Format::Csv }) {
         Format::Ndjson if begin == Some(b'[') => {
             let bytes_left = &Cell::new(MAX_RECORD_BYTES);
             let input = BoundedInput { input: first.as_slice().chain(lines.input), bytes_left };
-            JsonArray { sink: each, element_count: 0, error: None, bytes_left }.read(input).map(|()| "user")
+            ArrayReader { sink: each, element_count: 0, error: None, bytes_left }.read(input).map(|()| "user")
         }
         Format::Ndjson => {
             let first = lines.decode_line(first)?;
-            if rules.is_json_document(&first) {
+            if rules.begins_single_document(&first) {
                 return Err(read_error(SINGLE_OBJECT));
             }
             lines.read_objects(first, each).map(|()| "line")
@@ -55,7 +55,7 @@ pub(super) fn read(input: impl Read, rules: &Rules, each: &mut Sink) -> Result<&
 }
 
 /// A stream that is read line by line.
-struct Lines<R> {
+struct LineReader<R> {
     input: R,
     /// The number of the line that was read last, from 1.
     line_number: i64,
@@ -63,10 +63,10 @@ struct Lines<R> {
     has_line_feed: bool,
 }
 
-impl<R: BufRead> Lines<R> {
+impl<R: BufRead> LineReader<R> {
     /// Reads the next line, with its line feed. Reads only the beginning of a line that is too long. Returns `None` at
     /// the end of the stream.
-    fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
+    fn next_line(&mut self) -> io::Result<Option<Vec<u8>>> {
         let mut line = Vec::new();
         self.input.by_ref().take(MAX_RECORD_BYTES as u64 + 1).read_until(b'\n', &mut line)?;
         self.line_number += 1;
@@ -75,9 +75,9 @@ impl<R: BufRead> Lines<R> {
     }
 
     /// Reads the next line that is not blank. Returns `None` at the end of the stream.
-    fn next_nonblank(&mut self) -> io::Result<Option<Vec<u8>>> {
+    fn next_nonblank_line(&mut self) -> io::Result<Option<Vec<u8>>> {
         loop {
-            match self.next()? {
+            match self.next_line()? {
                 Some(line) if first_nonblank_byte(&line).is_none() => {}
                 line => return Ok(line),
             }
@@ -98,29 +98,29 @@ impl<R: BufRead> Lines<R> {
         read_error(format!("line {} {problem}", self.line_number))
     }
 
-    /// Reads the JSON lines of a stream, each of which is a record. `first` is the first line.
-    fn read_objects(mut self, first: String, each: &mut Sink) -> Result<(), TransferError> {
-        let mut next = Some(first);
+    /// Reads the JSON lines of a stream, each of which is a record. `first_line` has been read already.
+    fn read_objects(mut self, first_line: String, each: &mut Sink) -> Result<(), TransferError> {
+        let mut next = Some(first_line);
         while let Some(line) = next {
             let object = serde_json::from_str(line.trim_end_matches(['\r', '\n']));
             if object.as_ref().is_err_and(serde_json::Error::is_eof) && !self.has_line_feed {
                 return Err(self.line_error("is cut off"));
             }
             each(Record { number: self.line_number, members: object.map_err(not_json_problem) })?;
-            next = self.next_nonblank()?.map(|line| self.decode_line(line)).transpose()?;
+            next = self.next_nonblank_line()?.map(|line| self.decode_line(line)).transpose()?;
         }
         Ok(())
     }
 
-    /// Reads the CSV rows of a stream, each of which is a record. `first` is the header. A record has the number of the
-    /// first line of its row.
-    fn read_rows(mut self, first: Vec<u8>, rules: &Rules, each: &mut Sink) -> Result<(), TransferError> {
-        let first = self.decode_line(first)?;
-        let mut unquoted = first.split('"').step_by(2).flat_map(str::chars);
+    /// Reads the CSV rows of a stream, each of which is a record. `header` has been read already. A record has the
+    /// number of the first line of its row.
+    fn read_rows(mut self, header: Vec<u8>, rules: &Rules, each: &mut Sink) -> Result<(), TransferError> {
+        let header = self.decode_line(header)?;
+        let mut unquoted = header.split('"').step_by(2).flat_map(str::chars);
         let separator = unquoted.find(|sign| "\t;,".contains(*sign)).unwrap_or(',');
-        let header = self.read_row(first, separator)?;
+        let header = self.read_row(header, separator)?;
         let header = rules.parse_header(header).map_err(|problem| self.line_error(&problem))?;
-        while let Some(line) = self.next()? {
+        while let Some(line) = self.next_line()? {
             let (number, line) = (self.line_number, self.decode_line(line)?);
             let row = self.read_row(line, separator)?;
             if row.iter().all(|value| value.trim().is_empty()) {
@@ -140,8 +140,8 @@ impl<R: BufRead> Lines<R> {
     /// take the next rows for a part of the field. If tabs separate the fields, quotes enclose no tab, because some
     /// programs write quotes around a tab and some a backslash before it.
     fn read_row(&mut self, mut text: String, separator: char) -> Result<Vec<String>, TransferError> {
-        let has_tabs = separator == '\t';
-        let is_quote = |sign: char| sign == '"' && !has_tabs;
+        let is_tsv = separator == '\t';
+        let is_quote = |sign: char| sign == '"' && !is_tsv;
         let (number, mut end, mut is_open) = (self.line_number, 0, false);
         loop {
             is_open ^= text[end..].matches(is_quote).count() % 2 == 1;
@@ -149,7 +149,7 @@ impl<R: BufRead> Lines<R> {
                 break;
             }
             end = text.len();
-            match self.next()? {
+            match self.next_line()? {
                 Some(_) if end > MAX_RECORD_BYTES => return Err(too_long_error("line", number)),
                 Some(next) => text.push_str(&self.decode_line(next)?),
                 None => return Err(read_error(format!("line {number} has a quote that is not closed"))),
@@ -159,18 +159,18 @@ impl<R: BufRead> Lines<R> {
             is_open ^= is_quote(sign);
             sign == separator && !is_open
         });
-        let fields: Option<_> = fields.map(if has_tabs { read_tab_field } else { read_csv_field }).collect();
-        fields.ok_or_else(|| self.line_error(if has_tabs { AMBIGUOUS_FIELD } else { MISPLACED_QUOTE }))
+        let fields: Option<_> = fields.map(if is_tsv { parse_tab_field } else { parse_csv_field }).collect();
+        fields.ok_or_else(|| self.line_error(if is_tsv { AMBIGUOUS_FIELD } else { MISPLACED_QUOTE }))
     }
 }
 
 /// Returns the value of a field between tabs, or `None` if programs read the field in different ways.
-fn read_tab_field(field: &str) -> Option<String> {
+fn parse_tab_field(field: &str) -> Option<String> {
     (!field.starts_with('"') && !field.contains(['\\', '\r'])).then(|| field.to_owned())
 }
 
 /// Returns the value of a field of CSV, without its quotes, or `None` if programs read the field in different ways.
-fn read_csv_field(field: &str) -> Option<String> {
+fn parse_csv_field(field: &str) -> Option<String> {
     let Some(quoted) = field.strip_prefix('"') else {
         return (!field.contains(['"', '\r'])).then(|| field.to_owned());
     };
@@ -220,7 +220,7 @@ impl<R: Read> Read for BoundedInput<'_, R> {
 }
 
 /// A reader of one JSON array, whose elements are records. Holds one element at a time.
-struct JsonArray<'a> {
+struct ArrayReader<'a> {
     sink: &'a mut Sink<'a>,
     element_count: i64,
     /// The error that `sink` has returned, which ends the import.
@@ -229,7 +229,7 @@ struct JsonArray<'a> {
     bytes_left: &'a Cell<usize>,
 }
 
-impl JsonArray<'_> {
+impl ArrayReader<'_> {
     fn read(mut self, input: impl Read) -> Result<(), TransferError> {
         let mut array = serde_json::Deserializer::from_reader(input);
         let end = array.deserialize_seq(&mut self).and_then(|()| array.end());
@@ -242,7 +242,7 @@ impl JsonArray<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for &mut JsonArray<'_> {
+impl<'de> Visitor<'de> for &mut ArrayReader<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {

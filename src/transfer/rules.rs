@@ -83,11 +83,11 @@ impl Rules<'_> {
 
     /// Returns whether the first line shows that the file is one JSON document, and not one user a line: the line
     /// begins an object that goes on in the next lines, or is an object that has an array and no name or address.
-    pub fn is_json_document(&self, line: &str) -> bool {
+    pub fn begins_single_document(&self, first_line: &str) -> bool {
         let is_user = |object: &_| ["name", "email"].iter().any(|field| self.has_field(object, field));
-        match serde_json::from_str::<Map<_, _>>(line) {
+        match serde_json::from_str::<Map<_, _>>(first_line) {
             Ok(object) => object.values().any(Value::is_array) && !is_user(&object),
-            Err(error) => error.is_eof() && line.ends_with('\n'),
+            Err(error) => error.is_eof() && first_line.ends_with('\n'),
         }
     }
 
