@@ -41,7 +41,7 @@ pub fn check(args: &Args) -> Result<(), Failure> {
         Ok(mut config) => {
             let warning = environment::ssl_warning(args, &config);
             findings.extend(warning.map(|line| finding(Severity::Note, "configuration", line)));
-            let limits = server::raise_system_limits(&config).err();
+            let limits = server::raise_limits_for_connections(&config).err();
             findings.extend(limits.map(|error| finding(Severity::Problem, "system", error.to_string())));
             match embedded::open_cluster(args, &mut config, false) {
                 Ok(_cluster) => findings.extend(check::check(&config, options)),

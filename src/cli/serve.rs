@@ -14,7 +14,7 @@ pub fn serve(args: &Args) -> Result<(), Failure> {
     log_to_stderr(&environment::variable)?;
     let mut config = environment::read_config(args).map_err(Failure::usage)?;
     config.sockets = environment::supervisor_sockets()?;
-    server::raise_system_limits(&config)?;
+    server::raise_limits_for_connections(&config)?;
     if let Some(line) = environment::ssl_warning(args, &config) {
         log::warn!("{line}");
     }

@@ -27,7 +27,7 @@ pub struct Listener {
     /// The listening sockets, at least one.
     pub(super) sockets: Vec<Socket>,
     /// The path and the inode of the Unix socket's file; `None` if no Unix socket was bound here.
-    socket_file: Option<(PathBuf, u64)>,
+    path_and_inode: Option<(PathBuf, u64)>,
     /// True if a supervisor has passed the sockets to this process. The supervisor goes on listening when the process
     /// stops.
     is_inherited: bool,
@@ -59,7 +59,7 @@ impl Listener {
     /// Listens on the bound sockets. Fails if another process has begun to listen there, or has replaced the file of
     /// the Unix socket, since the sockets were bound.
     pub fn listen(&self) -> Result<(), StartError> {
-        let result = |socket: &Socket| match self.socket_file {
+        let result = |socket: &Socket| match self.path_and_inode {
             Some(_) if !self.owns_socket_file() => Err(ErrorKind::AddrInUse.into()),
             _ if self.is_inherited => Ok(()),
             _ => socket.listen(BACKLOG),
@@ -118,7 +118,7 @@ impl Listener {
             Ok(found) => found.ino() == *inode,
             Err(error) => error.kind() == ErrorKind::PermissionDenied,
         };
-        self.socket_file.as_ref().is_some_and(is_own)
+        self.path_and_inode.as_ref().is_some_and(is_own)
     }
 
     fn new(sockets: Vec<Socket>, file: Option<(PathBuf, u64)>, is_inherited: bool) -> io::Result<Listener> {
@@ -133,7 +133,7 @@ impl Listener {
                 return Err(io::Error::other("neither a TCP nor a Unix socket"));
             }
         }
-        Ok(Listener { sockets, socket_file: file, is_inherited })
+        Ok(Listener { sockets, path_and_inode: file, is_inherited })
     }
 }
 
@@ -179,7 +179,7 @@ fn bind_each(addresses: &[SocketAddr]) -> Result<Vec<Socket>, StartError> {
         address.set_port(first.map_or(address.port(), |first| first.port()));
         match bind_tcp(address) {
             Ok(socket) => sockets.push(socket),
-            Err(error) if is_address_missing(&error) => missing = Some((address, error)),
+            Err(error) if means_missing_address(&error) => missing = Some((address, error)),
             Err(error) => return Err(StartError::Listen(address.to_string(), error)),
         }
     }
@@ -189,7 +189,7 @@ fn bind_each(addresses: &[SocketAddr]) -> Result<Vec<Socket>, StartError> {
 
 /// Returns true if `error`, from binding an address, says that this machine lacks the address, or all addresses of its
 /// kind, such as IPv6.
-fn is_address_missing(error: &io::Error) -> bool {
+fn means_missing_address(error: &io::Error) -> bool {
     error.kind() == ErrorKind::AddrNotAvailable || error.raw_os_error() == Some(EAFNOSUPPORT)
 }
 
@@ -240,7 +240,7 @@ impl Drop for Listener {
     fn drop(&mut self) {
         // Removes the file before the socket is closed: a server that starts in between would take a file without a
         // listener for a stale one. Ignores an error, because the next start replaces the file.
-        if let Some((path, _)) = self.socket_file.as_ref().filter(|_| self.owns_socket_file()) {
+        if let Some((path, _)) = self.path_and_inode.as_ref().filter(|_| self.owns_socket_file()) {
             let _ = fs::remove_file(path);
         }
         if !self.is_inherited {

@@ -74,7 +74,7 @@ impl Frontend {
         slots.budget.on_shortage(move || weak.upgrade().iter().for_each(|slots| slots.ask_for_memory()));
         let thread = thread::Builder::new().name("frontend".to_owned()).spawn(move || {
             let end = catch_unwind(AssertUnwindSafe(|| event_loop.run()));
-            event_loop.close_all();
+            event_loop.close_all_sockets();
             let error = match end {
                 Ok(Ok(())) => return,
                 Ok(Err(error)) => error,

@@ -24,7 +24,7 @@ pub struct Slots {
     pub(super) budget: MemoryBudget,
     /// True if a worker waits for memory, which the event loop is to free by closing connections.
     pub(super) is_memory_short: AtomicBool,
-    limits: Arc<Limits>,
+    pub limits: Arc<Limits>,
     waker: Waker,
     /// True once a stop has begun: answers say `Connection: close`, and idle connections are closed.
     pub(super) is_stopping: AtomicBool,
@@ -97,13 +97,12 @@ impl Slots {
         self.expected_requests.store(count, Ordering::Relaxed);
     }
 
-    /// Returns the number of connections in each state of [`STATE_LABELS`], and the limit `max_connections`. Locks each
-    /// slot in turn.
-    pub fn count_connections(&self) -> (impl Iterator<Item = (&'static str, usize)>, usize) {
+    /// Returns the number of connections in each state of [`STATE_LABELS`]. Locks each slot in turn.
+    pub fn count_connections(&self) -> impl Iterator<Item = (&'static str, usize)> {
         let mut counts = [0; STATE_LABELS.len()];
         let labels = self.map_connections(|_, connection| Some(connection.state_label_index()));
         labels.into_iter().for_each(|label| counts[label] += 1);
-        (STATE_LABELS.into_iter().zip(counts), self.limits.max_connections)
+        STATE_LABELS.into_iter().zip(counts)
     }
 
     /// Returns the number of slots, which is the most requests that can wait for answers.

@@ -15,7 +15,7 @@ use crate::{db::target::DbTarget, error::StartError};
 use lanes::Capacity;
 use std::time::{Duration, Instant};
 use std::{io, net::SocketAddr, sync::Arc, thread};
-pub use system_limits::raise_system_limits;
+pub use system_limits::raise_limits_for_connections;
 use workers::Workers;
 pub use workers::{ControlHandler, Fault, InterceptHook, Interception};
 
@@ -103,7 +103,7 @@ impl BoundServer {
         app: &Arc<App>,
         on_broken: impl FnOnce() + Send + 'static,
     ) -> io::Result<(Frontend, Workers)> {
-        let (http, stream) = ticket_stream::start()?;
+        let (http, stream) = ticket_stream::start_tiny_http()?;
         let resources = SharedResources {
             budget: app.operations.budget.clone(),
             answer_without_worker: make_health_check(app.clone()),
@@ -125,7 +125,7 @@ impl BoundServer {
 /// Returns the limits from the settings. Lowers `max_connections` to the number of connections for which the process
 /// may open descriptors.
 fn fit_max_connections(config: &Config) -> Result<Limits, StartError> {
-    let (wanted, possible) = (config.limits.max_connections, raise_system_limits(config)?);
+    let (wanted, possible) = (config.limits.max_connections, raise_limits_for_connections(config)?);
     if possible < wanted {
         log::warn!(
             "the limit of open descriptors suffices for {possible} connections: raise it (ulimit -n; LimitNOFILE= \

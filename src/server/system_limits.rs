@@ -23,12 +23,12 @@ const NON_WORKER_THREADS: usize = 16;
 /// # Errors
 /// [`StartError::System`] if the descriptors do not suffice for any connection, or if the process may not start enough
 /// threads. The error says which limit to raise.
-pub fn raise_system_limits(config: &Config) -> Result<usize, StartError> {
+pub fn raise_limits_for_connections(config: &Config) -> Result<usize, StartError> {
     let threads = try_start_threads(config.workers + NON_WORKER_THREADS);
-    threads.and_then(|()| raise_descriptor_limit(config)).map_err(StartError::System)
+    threads.and_then(|()| raise_descriptors_for_connections(config)).map_err(StartError::System)
 }
 
-fn raise_descriptor_limit(config: &Config) -> io::Result<usize> {
+fn raise_descriptors_for_connections(config: &Config) -> io::Result<usize> {
     let wanted = config.limits.max_connections;
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     let open = fs::read_dir("/proc/self/fd").map_or(SPARE_DESCRIPTORS, |open| open.count() as u64);

@@ -15,7 +15,7 @@ use std::os::{
 
 /// Starts tiny_http, and connects the stream for tickets. The threads of tiny_http end when the stream is closed. The
 /// value of tiny_http is leaked, because its `Drop` panics if the path of the listening socket is not in a directory.
-pub fn start() -> io::Result<(&'static tiny_http::Server, UnixStream)> {
+pub fn start_tiny_http() -> io::Result<(&'static tiny_http::Server, UnixStream)> {
     let open = |flags| socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC | flags, None);
     let (listener, stream) = (open(SockFlag::empty())?, open(SockFlag::SOCK_NONBLOCK)?);
     // Lets Linux choose an abstract name for the socket: it needs no directory and leaves no file.
@@ -36,7 +36,7 @@ mod tests {
 
     #[test]
     fn the_stream_is_the_only_one() {
-        let (http, mut stream) = start().unwrap();
+        let (http, mut stream) = start_tiny_http().unwrap();
         let tiny_http::ListenAddr::Unix(address) = http.server_addr() else { panic!("it is a Unix socket") };
         let refused = UnixStream::connect_addr(&address).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);

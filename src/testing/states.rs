@@ -40,7 +40,7 @@ impl RunningService {
         let interceptor_of_server = interceptor.clone();
         bound.intercept = Some(Arc::new(move |request| {
             let fault = || interceptor_of_server.lock().intercept(request).map(Interception::Fault);
-            find_control(request).map(Interception::Control).or_else(fault)
+            find_control(request).map(Interception::ControlRequest).or_else(fault)
         }));
         let config = Config { database: database.config().database, ..config.clone() };
         let server = bound.start(config, || {})?;

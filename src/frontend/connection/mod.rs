@@ -31,11 +31,11 @@ const MAX_STEPS_PER_ITERATION: usize = 8;
 
 /// The most bytes of a request, a buffer or an answer that the memory budget does not count. Most are smaller, so that
 /// only the large ones use up the budget.
-const MAX_BYTES_OUTSIDE_BUDGET: usize = 1 << 10;
+const MAX_UNBUDGETED_ITEM_BYTES: usize = 1 << 10;
 
 /// Returns how many bytes the memory budget counts for a request, a buffer or an answer of this size.
 fn budgeted_bytes(bytes: usize) -> usize {
-    if bytes > MAX_BYTES_OUTSIDE_BUDGET { bytes } else { 0 }
+    if bytes > MAX_UNBUDGETED_ITEM_BYTES { bytes } else { 0 }
 }
 
 /// The parts of the event loop that its connections use, such as the time, the limits and the read buffer.
@@ -295,7 +295,7 @@ impl Connection {
         let step = framing.parse_more(bytes, &mut used, limits);
         let input = bytes[used..].to_vec();
         if let Ok(Progress::Complete(framed_request)) = step {
-            return self.handle_request(framed_request, framing.for_answer, input, context);
+            return self.answer_or_keep_request(framed_request, framing.for_answer, input, context);
         }
         if framing.is_in_body() != was_in_body {
             began = None;
@@ -322,7 +322,7 @@ impl Connection {
     }
 
     /// Answers a complete request if it needs no worker; otherwise keeps the request until a worker claims it.
-    fn handle_request(
+    fn answer_or_keep_request(
         &mut self,
         framed_request: FramedRequest,
         mut for_answer: AnswerInfo,

@@ -307,7 +307,7 @@ impl EventLoop {
 
     /// Closes the listener and all connections after the loop has ended. Answers 503 to requests that are arriving or
     /// not answered yet, as far as the socket takes the answer immediately. The slots stay, because workers hold them.
-    pub fn close_all(&mut self) {
+    pub fn close_all_sockets(&mut self) {
         self.listener = None;
         self.context.now = Instant::now();
         for slot in self.slots.map_connections(|slot, _| Some(slot)) {

@@ -86,8 +86,8 @@ impl ArrivingRequest {
     fn parse_framing_line(&mut self, line: &[u8], limits: &Limits) -> Result<BodyPart, Error> {
         match self.next_part {
             BodyPart::SizeLine => {
-                let (size, extension_bytes) = parse_chunk_size(line)?;
-                self.overhead_bytes += extension_bytes;
+                let (size, extensions) = parse_chunk_size(line)?;
+                self.overhead_bytes += extensions.len();
                 if self.overhead_bytes > limits.max_head_bytes {
                     return Err(Error::BadRequest("the chunk extensions are too long"));
                 }
@@ -110,8 +110,8 @@ impl ArrivingRequest {
     }
 }
 
-/// Parses the line that begins a chunk. Returns the size of the chunk, and the number of bytes of its extensions.
-fn parse_chunk_size(line: &[u8]) -> Result<(u64, usize), Error> {
+/// Parses the line that begins a chunk. Returns the size of the chunk, and its extensions.
+fn parse_chunk_size(line: &[u8]) -> Result<(u64, &[u8]), Error> {
     let digits = line.iter().take_while(|byte| byte.is_ascii_hexdigit());
     let (digits, extensions) = line.split_at(digits.count());
     if digits.is_empty() || !are_chunk_extensions(extensions) {
@@ -119,7 +119,7 @@ fn parse_chunk_size(line: &[u8]) -> Result<(u64, usize), Error> {
     }
     let digits = str::from_utf8(digits).expect("digits are ASCII");
     let size = u64::from_str_radix(digits, 16).map_err(|_| Error::ContentTooLarge)?;
-    Ok((size, extensions.len()))
+    Ok((size, extensions))
 }
 
 /// Returns true if the bytes may be the chunk extensions of a line: none, or a semicolon and then visible characters

@@ -41,7 +41,7 @@ impl Head {
         }
         let length = single_field_value(fields, "content-length", "more than one Content-Length")?;
         let length = length.map(parse_content_length).transpose()?;
-        let is_chunked = match parse_transfer_codings(fields)? {
+        let is_chunked = match is_transfer_coding_chunked(fields)? {
             Some(_) if length.is_some() => return refuse("both Content-Length and Transfer-Encoding"),
             Some(_) if is_http10 => return refuse("a Transfer-Encoding in HTTP/1.0"),
             Some(false) => {
@@ -153,7 +153,7 @@ fn parse_request_id(fields: &[Header]) -> Option<RequestId> {
 
 /// Checks the transfer codings of all Transfer-Encoding fields, in their order (RFC 9112, 6.1). Returns true if the
 /// only coding is `chunked`, false if there are other codings, and `None` if there are none.
-fn parse_transfer_codings(fields: &[Header]) -> Result<Option<bool>, Error> {
+fn is_transfer_coding_chunked(fields: &[Header]) -> Result<Option<bool>, Error> {
     let (mut chunked, mut served) = (false, None);
     for coding in field_values(fields, "transfer-encoding").flat_map(|list| list.split(|&b| b == b',')) {
         let coding = coding.trim_ascii();

@@ -38,7 +38,7 @@ pub struct FramedRequest {
 /// Returns the first line of `bytes` without its end, or `None` if the end has not arrived. Fails with `too_long` if
 /// the line has more than `max_bytes` bytes.
 fn next_line(bytes: &[u8], max_bytes: usize, too_long: Error) -> Result<Option<&[u8]>, Error> {
-    let end = bytes.iter().position(|&byte| !is_line_byte(byte)).unwrap_or(bytes.len());
+    let end = bytes.iter().position(|&byte| !is_allowed_in_line(byte)).unwrap_or(bytes.len());
     if end > max_bytes {
         return Err(too_long);
     }
@@ -50,6 +50,6 @@ fn next_line(bytes: &[u8], max_bytes: usize, too_long: Error) -> Result<Option<&
 }
 
 /// Returns true if a byte may stand in a line: a tab, or a byte that is no control byte.
-fn is_line_byte(byte: u8) -> bool {
+fn is_allowed_in_line(byte: u8) -> bool {
     (byte >= b' ' && byte != 0x7f) || byte == b'\t'
 }

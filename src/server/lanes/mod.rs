@@ -40,7 +40,7 @@ const STUCK_BATCH_TIME: Duration = Duration::from_millis(5);
 
 /// The number of users in the lists in flight from which on no further list starts, so that their rows do not use up
 /// the memory. The last list that starts may exceed the number by a page.
-const MAX_LISTED_USERS: usize = page::DEFAULT_MAX_PER_PAGE as usize;
+const MAX_USERS_IN_LISTS: usize = page::DEFAULT_MAX_PER_PAGE as usize;
 
 /// The longest time that a password may wait until a thread hashes it. If more passwords wait
 /// than can be hashed in this time, requests with passwords are refused.
@@ -86,7 +86,7 @@ pub struct Batch<T> {
     /// The number of commands in the batch when it was started.
     initial_size: usize,
     /// The most users that the answers to a batch of lists can have together; 0 for a batch of other commands.
-    pub listed_users: usize,
+    pub max_listed_users: usize,
 }
 
 impl<T> Batch<T> {
@@ -107,7 +107,7 @@ struct Queue<T> {
     last_peer: PeerKey,
     /// The time that the last batch took; for passwords, an average. One batch raises it to at most twice its former
     /// value, because a busy core may have delayed this batch.
-    batch_time: Duration,
+    recent_batch_time: Duration,
 }
 
 /// The queues of commands, and the batches in flight.
@@ -119,7 +119,7 @@ pub struct Lanes<T> {
     /// The number of batches that were started, which is the number of the last one.
     started_batches: u64,
     /// The most users that the answers to the lists in flight can have together.
-    listed_users: usize,
+    max_listed_users: usize,
 }
 
 impl<T> Lanes<T> {
@@ -131,10 +131,10 @@ impl<T> Lanes<T> {
             last_peer: None,
             // Estimates the time of the first batch: a hash by the parameters of OWASP takes 20 ms, and a database on
             // this machine answers within a millisecond.
-            batch_time: if at == HASH { Duration::from_millis(20) } else { Duration::ZERO },
+            recent_batch_time: if at == HASH { Duration::from_millis(20) } else { Duration::ZERO },
         };
         let queues = std::array::from_fn(queue);
-        Lanes { capacity, queues, taken_rows: HashSet::new(), started_batches: 0, listed_users: 0 }
+        Lanes { capacity, queues, taken_rows: HashSet::new(), started_batches: 0, max_listed_users: 0 }
     }
 
     /// Queues a new command. If too many passwords wait then, removes the command with the newest password of the
@@ -177,16 +177,16 @@ impl<T> Lanes<T> {
     /// Takes the next batch to execute, from the ready queue that had its last turn the longest ago. `is_hasher`:
     /// true for a batch of passwords to hash, false for a batch of statements.
     pub fn take_batch(&mut self, now: Instant, is_hasher: bool) -> Option<Batch<T>> {
-        let at = self.find_ready_queue(now, is_hasher)?;
-        let left = if at == LIST { MAX_LISTED_USERS - self.listed_users } else { usize::MAX };
-        let queue = &mut self.queues[at];
-        let commands = queue.take_commands(max_batch_size(at), left, &mut self.taken_rows, now);
+        let queue_index = self.find_ready_queue(now, is_hasher)?;
+        let left = if queue_index == LIST { MAX_USERS_IN_LISTS - self.max_listed_users } else { usize::MAX };
+        let queue = &mut self.queues[queue_index];
+        let commands = queue.take_commands(max_batch_size(queue_index), left, &mut self.taken_rows, now);
         self.started_batches += 1;
         queue.last_batch_number = self.started_batches;
         queue.batch_starts.push(now);
-        let listed_users = commands.iter().map(|command| command.queued_step.max_listed_users).sum();
-        self.listed_users += listed_users;
-        Some(Batch { initial_size: commands.len(), commands, queue_index: at, started_at: now, listed_users })
+        let max_listed_users = commands.iter().map(|command| command.queued_step.max_listed_users).sum();
+        self.max_listed_users += max_listed_users;
+        Some(Batch { initial_size: commands.len(), commands, queue_index, started_at: now, max_listed_users })
     }
 
     /// Returns the next time at which a batch may become ready although no batch ends: the pause of a command is over,
@@ -206,14 +206,14 @@ impl<T> Lanes<T> {
         let queue = &mut self.queues[batch.queue_index];
         let index = queue.batch_starts.iter().position(|other| *other == batch.started_at);
         queue.batch_starts.swap_remove(index.expect("it is in flight"));
-        self.listed_users -= batch.listed_users;
+        self.max_listed_users -= batch.max_listed_users;
         let took = now - batch.started_at;
-        queue.batch_time = match batch.queue_index {
-            HASH => (7 * queue.batch_time + took) / 8,
+        queue.recent_batch_time = match batch.queue_index {
+            HASH => (7 * queue.recent_batch_time + took) / 8,
             at if has_writes(at) => took.saturating_sub(ESTIMATED_TIME_PER_WRITE * batch.initial_size as u32),
             _ => took,
         }
-        .min(2 * queue.batch_time.max(SHORT_BATCH_TIME / 8));
+        .min(2 * queue.recent_batch_time.max(SHORT_BATCH_TIME / 8));
     }
 
     /// Drops the queued commands for which `is_awaited` returns false, because their client does not wait for the
@@ -230,7 +230,7 @@ impl<T> Lanes<T> {
     }
 
     /// Returns the number of queued commands.
-    pub fn len(&self) -> usize {
+    pub fn queued_commands(&self) -> usize {
         self.queues.iter().map(|queue| queue.commands.len()).sum()
     }
 
@@ -247,7 +247,7 @@ impl<T> Lanes<T> {
     /// Removes a command and returns it if more passwords wait than can be hashed within [`MAX_HASH_WAIT`]. Chooses the
     /// command with the newest password of the client address that has the most passwords waiting.
     fn remove_surplus_password(&mut self) -> Option<T> {
-        let Queue { commands, batch_time: took, .. } = &mut self.queues[HASH];
+        let Queue { commands, recent_batch_time: took, .. } = &mut self.queues[HASH];
         let most = MAX_HASH_WAIT.as_micros() / took.as_micros().max(1) * self.capacity.hashers as u128;
         if commands.len() as u128 <= most.max(1) {
             return None;
@@ -287,7 +287,7 @@ impl<T> Lanes<T> {
         let mut own = bounds.iter().filter(|(queues, _)| queues.contains(&queue));
         own.all(|(queues, most)| queues.iter().map(in_flight).sum::<usize>() < *most)
             && self.may_overlap(queue, now)
-            && (queue != LIST || self.listed_users < MAX_LISTED_USERS)
+            && (queue != LIST || self.max_listed_users < MAX_USERS_IN_LISTS)
     }
 
     /// Returns true if one more batch of a queue would be of use beside its batches in flight.
@@ -297,10 +297,10 @@ impl<T> Lanes<T> {
     /// machine, because each waits for its commit. Longer batches wait for the network or a disk, so they may use all
     /// sessions. Stuck batches are not counted, so that they do not delay the next one.
     fn may_overlap(&self, queue: usize, now: Instant) -> bool {
-        let Queue { batch_starts, batch_time, .. } = &self.queues[queue];
+        let Queue { batch_starts, recent_batch_time, .. } = &self.queues[queue];
         let few = (self.capacity.cores / 2).max(1 + usize::from(has_writes(queue)));
         let moving = batch_starts.iter().filter(|started_at| now < **started_at + STUCK_BATCH_TIME).count();
-        max_batch_size(queue) == 1 || *batch_time >= SHORT_BATCH_TIME || moving < few
+        max_batch_size(queue) == 1 || *recent_batch_time >= SHORT_BATCH_TIME || moving < few
     }
 }
 

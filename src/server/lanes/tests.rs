@@ -67,7 +67,7 @@ fn a_batch_is_what_arrived_meanwhile() {
     bench.end(second, LOCAL);
     let third = bench.next().unwrap();
     assert_eq!(works(&third), (65..=70).collect::<Vec<_>>());
-    assert!(bench.lanes.len() == 0 && !bench.lanes.is_idle());
+    assert!(bench.lanes.queued_commands() == 0 && !bench.lanes.is_idle());
     bench.end(third, LOCAL);
     assert!(bench.lanes.is_idle());
 }
@@ -126,7 +126,7 @@ fn one_slow_batch_does_not_make_a_lane_a_slow_one() {
         bench.push(1, 0, Step::in_lane(Lane::Find));
         let batch = bench.next().unwrap();
         bench.end(batch, Duration::from_micros(took));
-        bench.lanes.queues[Lane::Find as usize].batch_time < SHORT_BATCH_TIME
+        bench.lanes.queues[Lane::Find as usize].recent_batch_time < SHORT_BATCH_TIME
     };
     let short = [200, 100_000, 200, 100_000, 100_000].map(&mut in_flight);
     assert_eq!(short, [true; 5]);
@@ -288,7 +288,7 @@ fn a_full_queue_of_hashes_refuses_the_address_that_has_most() {
         assert!((0..most).all(|n| bench.push(1, n, hash).is_none()));
         assert_eq!(bench.push(1, 5000, hash), Some(5000));
         assert_eq!(bench.push(2, 6000, hash), Some(most - 1));
-        assert_eq!(bench.lanes.len(), most as usize);
+        assert_eq!(bench.lanes.queued_commands(), most as usize);
         let order: Vec<u32> = (0..3)
             .map(|_| {
                 let batch = bench.lanes.take_batch(bench.now, true).unwrap();
@@ -325,7 +325,7 @@ fn commands_that_no_client_waits_for_are_dropped() {
         bench.push(1, work, step);
     }
     bench.lanes.retain_awaited(|work| *work == 2);
-    assert_eq!(bench.lanes.len(), 1);
+    assert_eq!(bench.lanes.queued_commands(), 1);
     let batch = bench.next().unwrap();
     assert_eq!(works(&batch), [2]);
     bench.end(batch, LOCAL);
@@ -446,12 +446,12 @@ impl World {
             batch.commands.iter().map(|command| command.queued_step.max_listed_users).sum::<usize>()
         };
         let lists = self.in_flight.iter().filter(|batch| batch.queue_index == Lane::List as usize);
-        assert!(lists.map(users).sum::<usize>() < 2 * MAX_LISTED_USERS);
+        assert!(lists.map(users).sum::<usize>() < 2 * MAX_USERS_IN_LISTS);
         // Checks that reads are in flight if one may be executed, unless a short batch is.
         let waiting = |lane: Lane| !self.bench.lanes.queues[lane as usize].commands.is_empty();
         let full = self.in_flight.len() - hashes == sessions;
         assert!(!waiting(Lane::Find) || full || of(Lane::Find) > 0, "a find waits for nothing");
-        assert_eq!(self.bench.lanes.len(), self.queued);
+        assert_eq!(self.bench.lanes.queued_commands(), self.queued);
         assert_eq!(self.bench.lanes.is_idle(), self.queued + self.in_flight.len() == 0);
     }
 
@@ -502,9 +502,9 @@ impl World {
     fn abandon(&mut self) {
         let gone: HashSet<u32> =
             (0..self.commands.len() as u32).filter(|_| self.random.below(8) == 0).collect();
-        let before = self.bench.lanes.len();
+        let before = self.bench.lanes.queued_commands();
         self.bench.lanes.retain_awaited(|work| !gone.contains(work));
-        self.queued -= before - self.bench.lanes.len();
+        self.queued -= before - self.bench.lanes.queued_commands();
         let in_flight: HashSet<u32> = self.in_flight.iter().flat_map(works).collect();
         for work in gone.difference(&in_flight) {
             self.commands[*work as usize].2 = true;
@@ -532,7 +532,7 @@ impl World {
         assert!(
             self.bench.lanes.taken_rows.is_empty()
                 && self.rows.is_empty()
-                && self.bench.lanes.listed_users == 0
+                && self.bench.lanes.max_listed_users == 0
         );
     }
 }

@@ -29,7 +29,7 @@ pub enum Interception {
     /// The request fails in this way.
     Fault(Fault),
     /// The request is a control request: this function executes it. The service does not judge, count or log it.
-    Control(ControlHandler),
+    ControlRequest(ControlHandler),
 }
 
 /// A function that executes a control request, and must end by the deadline. It sends its answer by calling the

@@ -51,7 +51,7 @@ const STACK_BYTES: usize = 512 << 10;
 
 /// The most workers that receive requests. While one of them judges the requests of its ticket, a message of the
 /// frontend, the other one gets the next ticket.
-const MAX_RECEIVERS: usize = 2;
+const MAX_RECEIVING_WORKERS: usize = 2;
 
 /// The most clients in a batch after which the frontend waits a moment for their next requests, so that these form one
 /// batch again. The requests of more clients form large batches without a wait.
@@ -76,7 +76,7 @@ struct Dispatcher {
     app: Arc<App>,
     /// The function that chooses the requests to intercept in a service for tests; `None` in any other service.
     intercept: Option<InterceptHook>,
-    schedule: Mutex<Schedule>,
+    state: Mutex<DispatchState>,
     /// Wakes a worker that neither receives requests nor executes a batch.
     worker_wakeup: Condvar,
     /// Wakes a thread that waits for a password to hash.
@@ -84,12 +84,12 @@ struct Dispatcher {
 }
 
 /// The queued commands, and the state of all workers by which one of them decides whether to wake another one.
-struct Schedule {
+struct DispatchState {
     lanes: Lanes<Box<Task>>,
     /// The number of workers that wait for a ticket of the frontend, or judge the requests that their ticket names.
-    receivers: usize,
+    receiving_workers: usize,
     /// The earliest time at which the wait of a worker ends without a wake-up; `None` if no wait has a time limit.
-    wait_ends_at: Option<Instant>,
+    next_worker_timeout: Option<Instant>,
     is_stopping: bool,
 }
 
@@ -103,13 +103,13 @@ impl Workers {
         intercept: Option<InterceptHook>,
     ) -> io::Result<Workers> {
         let lanes = Lanes::new(capacity);
-        let schedule = Schedule { lanes, receivers: 0, wait_ends_at: None, is_stopping: false };
-        let (schedule, worker_wakeup, hasher_wakeup) = (Mutex::new(schedule), Condvar::new(), Condvar::new());
-        let dispatcher =
-            Dispatcher { tiny_http, slots, app, intercept, schedule, worker_wakeup, hasher_wakeup };
+        let state =
+            DispatchState { lanes, receiving_workers: 0, next_worker_timeout: None, is_stopping: false };
+        let (state, worker_wakeup, hasher_wakeup) = (Mutex::new(state), Condvar::new(), Condvar::new());
+        let dispatcher = Dispatcher { tiny_http, slots, app, intercept, state, worker_wakeup, hasher_wakeup };
         let mut workers = Workers { dispatcher: Arc::new(dispatcher), threads: Vec::new() };
         // Starts two more workers than there are sessions. So a worker waits to be woken as long as a session is free.
-        for n in 0..capacity.hashers + capacity.sessions + MAX_RECEIVERS {
+        for n in 0..capacity.hashers + capacity.sessions + MAX_RECEIVING_WORKERS {
             let is_hasher = n < capacity.hashers;
             let name = if is_hasher { format!("hasher-{n}") } else { format!("worker-{n}") };
             let dispatcher = workers.dispatcher.clone();
@@ -124,9 +124,9 @@ impl Workers {
     /// are left running.
     pub fn stop(&mut self, timeout: Duration) {
         let deadline = Instant::now() + timeout;
-        self.dispatcher.schedule.lock().is_stopping = true;
+        self.dispatcher.state.lock().is_stopping = true;
         self.dispatcher.wake_all_threads();
-        (0..MAX_RECEIVERS).for_each(|_| self.dispatcher.tiny_http.unblock());
+        (0..MAX_RECEIVING_WORKERS).for_each(|_| self.dispatcher.tiny_http.unblock());
         for thread in self.threads.drain(..) {
             while !thread.is_finished() {
                 if Instant::now() >= deadline {
@@ -154,55 +154,55 @@ impl Dispatcher {
     /// Runs a thread of the workers: receives requests and executes batches. Returns after a stop has begun, once no
     /// command is queued or in flight. `is_hasher`: the thread only hashes passwords.
     fn run_thread(self: &Arc<Self>, is_hasher: bool) {
-        let mut schedule = self.schedule.lock();
+        let mut state = self.state.lock();
         loop {
             let now = Instant::now();
-            if let Some(batch) = schedule.lanes.take_batch(now, is_hasher) {
-                self.wake_thread_if_needed(&schedule, now);
-                drop(schedule);
-                schedule = self.execute_batch(batch);
-            } else if schedule.is_stopping && schedule.lanes.is_idle() {
+            if let Some(batch) = state.lanes.take_batch(now, is_hasher) {
+                self.wake_thread_if_needed(&state, now);
+                drop(state);
+                state = self.execute_batch(batch);
+            } else if state.is_stopping && state.lanes.is_idle() {
                 return self.wake_all_threads();
             } else if is_hasher {
-                let ready_at = schedule.lanes.next_ready_time(now, is_hasher);
-                wait_until(&self.hasher_wakeup, &mut schedule, ready_at);
-            } else if schedule.receivers < MAX_RECEIVERS && !schedule.is_stopping {
-                schedule.receivers += 1;
-                self.wake_thread_if_needed(&schedule, now);
-                drop(schedule);
-                // Catches a panic, so that this worker is not counted as a receiver for ever.
+                let ready_at = state.lanes.next_ready_time(now, is_hasher);
+                wait_until(&self.hasher_wakeup, &mut state, ready_at);
+            } else if state.receiving_workers < MAX_RECEIVING_WORKERS && !state.is_stopping {
+                state.receiving_workers += 1;
+                self.wake_thread_if_needed(&state, now);
+                drop(state);
+                // Catches a panic, so that this worker is not counted as receiving for ever.
                 let tasks = catch_panic(None, || self.receive_requests());
-                schedule = self.schedule.lock();
-                schedule.receivers -= 1;
-                self.queue_tasks(&mut schedule, tasks.unwrap_or_default());
+                state = self.state.lock();
+                state.receiving_workers -= 1;
+                self.queue_tasks(&mut state, tasks.unwrap_or_default());
             } else {
-                self.wait_for_work(&mut schedule, now);
+                self.wait_for_work(&mut state, now);
             }
         }
     }
 
     /// Waits until another worker wakes this one. If a retry is due, or a batch gets stuck, before the wait of any
     /// other worker ends, the wait of this one ends at that time.
-    fn wait_for_work(&self, schedule: &mut MutexGuard<'_, Schedule>, now: Instant) {
-        let timeout = schedule.lanes.next_ready_time(now, false);
-        let timeout = timeout.filter(|timeout| schedule.wait_ends_at.is_none_or(|next| *timeout < next));
-        schedule.wait_ends_at = timeout.or(schedule.wait_ends_at);
-        wait_until(&self.worker_wakeup, schedule, timeout);
-        if schedule.wait_ends_at == timeout {
-            schedule.wait_ends_at = None;
+    fn wait_for_work(&self, state: &mut MutexGuard<'_, DispatchState>, now: Instant) {
+        let timeout = state.lanes.next_ready_time(now, false);
+        let timeout = timeout.filter(|timeout| state.next_worker_timeout.is_none_or(|next| *timeout < next));
+        state.next_worker_timeout = timeout.or(state.next_worker_timeout);
+        wait_until(&self.worker_wakeup, state, timeout);
+        if state.next_worker_timeout == timeout {
+            state.next_worker_timeout = None;
         }
     }
 
     /// Wakes another worker if one is needed while this thread receives or executes: if a batch is ready, if no worker
     /// receives, or if a retry or a stuck batch is due before the wait of any worker ends. Also wakes a hasher if a
     /// password waits to be hashed.
-    fn wake_thread_if_needed(&self, schedule: &Schedule, now: Instant) {
-        let ready_at = schedule.lanes.next_ready_time(now, false);
-        let is_missed = ready_at.is_some_and(|at| schedule.wait_ends_at.is_none_or(|next| at < next));
-        if is_missed || schedule.receivers == 0 || schedule.lanes.find_ready_queue(now, false).is_some() {
+    fn wake_thread_if_needed(&self, state: &DispatchState, now: Instant) {
+        let ready_at = state.lanes.next_ready_time(now, false);
+        let is_missed = ready_at.is_some_and(|at| state.next_worker_timeout.is_none_or(|next| at < next));
+        if is_missed || state.receiving_workers == 0 || state.lanes.find_ready_queue(now, false).is_some() {
             self.worker_wakeup.notify_one();
         }
-        if schedule.lanes.find_ready_queue(now, true).is_some() {
+        if state.lanes.find_ready_queue(now, true).is_some() {
             self.hasher_wakeup.notify_one();
         }
     }
@@ -214,21 +214,21 @@ impl Dispatcher {
 
     /// Queues the commands of requests. If more passwords wait than can be hashed in time, answers 503 to some of these
     /// requests.
-    fn queue_tasks(&self, schedule: &mut MutexGuard<'_, Schedule>, tasks: Vec<Box<Task>>) {
+    fn queue_tasks(&self, state: &mut MutexGuard<'_, DispatchState>, tasks: Vec<Box<Task>>) {
         let (mut refused, now) = (Vec::new(), Instant::now());
         for task in tasks {
             let (step, peer) =
                 (task.command.next_step(), task.pending.claimed.request.peer.map(peer_network));
-            let too_many = schedule.lanes.push(task, step, peer, now);
+            let too_many = state.lanes.push(task, step, peer, now);
             refused.extend(too_many.map(|task| (task, Err(Error::Busy(BusyReason::TooManyHashes)))));
         }
         // Drops commands whose clients do not wait for an answer any more. Otherwise clients that close the connection
         // and send their request again would let the queue grow without limit.
-        if schedule.lanes.len() > 2 * self.slots.len() {
-            schedule.lanes.retain_awaited(|task| !self.slots.is_abandoned(task.pending.claimed.handle));
+        if state.lanes.queued_commands() > 2 * self.slots.len() {
+            state.lanes.retain_awaited(|task| !self.slots.is_abandoned(task.pending.claimed.handle));
         }
         if !refused.is_empty() {
-            MutexGuard::unlocked(schedule, || self.send_answers(refused));
+            MutexGuard::unlocked(state, || self.send_answers(refused));
         }
     }
 
@@ -236,50 +236,50 @@ impl Dispatcher {
     ///
     /// A batch ends when its statement has ended, so that its session and its rows are free while the answers are
     /// written. A batch of lists ends after its answers are written, because the listed users take memory until then.
-    fn execute_batch(&self, mut batch: Batch<Box<Task>>) -> MutexGuard<'_, Schedule> {
+    fn execute_batch(&self, mut batch: Batch<Box<Task>>) -> MutexGuard<'_, DispatchState> {
         // Leaves out commands whose client does not wait for the answer any more: it was answered 503 at its deadline,
         // or it has closed its connection.
         let is_live = |item: &QueuedTask| self.slots.mark_executing(item.task.pending.claimed.handle);
         let (tasks, gone): (Vec<_>, Vec<_>) = mem::take(&mut batch.commands).into_iter().partition(is_live);
         let (tasks, outcomes) = self.execute_commands(tasks);
         let (mut answers, now) = (Vec::with_capacity(tasks.len()), Instant::now());
-        let mut schedule = self.schedule.lock();
-        gone.iter().for_each(|item| schedule.lanes.free_row(item));
-        if batch.listed_users == 0 {
-            schedule.lanes.end_batch(&batch, now);
+        let mut state = self.state.lock();
+        gone.iter().for_each(|item| state.lanes.free_row(item));
+        if batch.max_listed_users == 0 {
+            state.lanes.end_batch(&batch, now);
         }
         for (item, outcome) in tasks.into_iter().zip(outcomes) {
             let given_up = match outcome {
                 Outcome::Continued => {
                     let step = item.task.command.next_step();
-                    let too_many = schedule.lanes.push_next_step(item, step);
+                    let too_many = state.lanes.push_next_step(item, step);
                     too_many.map(|task| (task, Err(Error::Busy(BusyReason::TooManyHashes))))
                 }
                 Outcome::Retried => {
-                    let given_up = schedule.lanes.push_retry(item, now);
+                    let given_up = state.lanes.push_retry(item, now);
                     self.app.metrics.lock_retries.fetch_add(given_up.is_none().into(), Ordering::Relaxed);
                     given_up.map(|task| (task, Err(Failure::Contended.into_error())))
                 }
                 Outcome::Answered(answer) => {
-                    schedule.lanes.free_row(&item);
+                    state.lanes.free_row(&item);
                     Some((item.task, answer))
                 }
             };
             answers.extend(given_up);
         }
-        self.wake_thread_if_needed(&schedule, now);
-        drop(schedule);
+        self.wake_thread_if_needed(&state, now);
+        drop(state);
         // Makes the frontend wait for the next requests of these clients, so that they form one batch again. Does
         // not do so after a slow batch: its clients have waited for a lock or the network, and would gain little.
         if batch.is_short(now) && (2..=MAX_COALESCED_CLIENTS).contains(&answers.len()) {
             self.slots.expect_requests(answers.len());
         }
         self.send_answers(answers);
-        let mut schedule = self.schedule.lock();
-        if batch.listed_users > 0 {
-            schedule.lanes.end_batch(&batch, Instant::now());
+        let mut state = self.state.lock();
+        if batch.max_listed_users > 0 {
+            state.lanes.end_batch(&batch, Instant::now());
         }
-        schedule
+        state
     }
 
     /// Executes the commands of a batch. If that panics, the outcome of each command is the answer 500.
@@ -313,9 +313,9 @@ impl Dispatcher {
 }
 
 /// Waits on a condition until another thread notifies it, or until the time `until`.
-fn wait_until(condition: &Condvar, schedule: &mut MutexGuard<'_, Schedule>, until: Option<Instant>) {
+fn wait_until(condition: &Condvar, state: &mut MutexGuard<'_, DispatchState>, until: Option<Instant>) {
     match until {
-        Some(until) => drop(condition.wait_until(schedule, until)),
-        None => condition.wait(schedule),
+        Some(until) => drop(condition.wait_until(state, until)),
+        None => condition.wait(state),
     }
 }

@@ -54,12 +54,12 @@ impl Workers {
         let dispatcher = Arc::downgrade(&self.dispatcher);
         Box::new(move |text| {
             let Some(dispatcher) = dispatcher.upgrade() else { return };
-            let schedule = dispatcher.schedule.lock();
-            let (queued, passwords) = (schedule.lanes.len(), schedule.lanes.waiting_passwords());
-            drop(schedule);
+            let (state, slots) = (dispatcher.state.lock(), &dispatcher.slots);
+            let (queued, passwords) = (state.lanes.queued_commands(), state.lanes.waiting_passwords());
+            drop(state);
             text.add_gauge("userd_commands_queued", "Commands that wait for a worker or a retry.", queued);
             text.add_gauge("userd_hashes_waiting", "Passwords that wait to be hashed or checked.", passwords);
-            let (connections, most) = dispatcher.slots.count_connections();
+            let (connections, most) = (slots.count_connections(), slots.limits.max_connections);
             let help = "Connections of clients, by what they are doing.";
             text.add_family("userd_http_connections", "gauge", help);
             connections.for_each(|(state, count)| text.add_value(&[("state", state)], count));
@@ -101,9 +101,9 @@ impl Dispatcher {
 
     /// Queues the commands of requests, and wakes a worker to execute them.
     fn queue_and_wake_worker(&self, tasks: Vec<Box<Task>>) {
-        let mut schedule = self.schedule.lock();
-        self.queue_tasks(&mut schedule, tasks);
-        self.wake_thread_if_needed(&schedule, Instant::now());
+        let mut state = self.state.lock();
+        self.queue_tasks(&mut state, tasks);
+        self.wake_thread_if_needed(&state, Instant::now());
     }
 
     /// Judges a request: makes a command of it, or answers it. Returns the command, or `None` if the request is answered
@@ -113,7 +113,7 @@ impl Dispatcher {
         let route = self.app.find_route(request, cors);
         let (route_label, rights) = (route.route_label, route.token_rights.map_or("", Into::into));
         let verdict = catch_panic(Some(id), || match self.intercept.as_ref().and_then(|f| f(request)) {
-            Some(Interception::Control(handler)) => Err(handler),
+            Some(Interception::ControlRequest(handler)) => Err(handler),
             fault => Ok((fault, self.app.judge(request, route, cors, Some(id)))),
         });
         let (fault, verdict) = match verdict.unwrap_or_else(|answer| Ok((None, Verdict::Answer(answer)))) {

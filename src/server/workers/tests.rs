@@ -25,7 +25,7 @@ impl Service {
         let database = ScratchDatabase::create().expect("PostgreSQL is installed");
         let config = Config { db_pool_size: SESSIONS as u32, ..database.config() };
         let app = Arc::new(App::open(&config).unwrap());
-        let (http, private) = ticket_stream::start().unwrap();
+        let (http, private) = ticket_stream::start_tiny_http().unwrap();
         let listener = Listener::bind("127.0.0.1", 0).unwrap();
         listener.listen().unwrap();
         let address = listener.local_addr().unwrap();
@@ -50,10 +50,10 @@ impl Service {
         stream
     }
 
-    /// Waits until the schedule meets this condition.
-    fn until(&self, what: &str, holds: impl Fn(&Schedule) -> bool) {
+    /// Waits until the state meets this condition.
+    fn until(&self, what: &str, holds: impl Fn(&DispatchState) -> bool) {
         let deadline = Instant::now() + TIMEOUT;
-        while !holds(&self.workers.dispatcher.schedule.lock()) {
+        while !holds(&self.workers.dispatcher.state.lock()) {
             assert!(Instant::now() < deadline, "{what}");
             thread::sleep(STOP_POLL_PAUSE);
         }
@@ -61,8 +61,8 @@ impl Service {
 
     /// Waits until all workers wait for requests without a timer.
     fn is_at_rest(&self, what: &str) {
-        self.until(what, |schedule| {
-            schedule.receivers == MAX_RECEIVERS && schedule.wait_ends_at.is_none() && schedule.lanes.is_idle()
+        self.until(what, |DispatchState { lanes, receiving_workers, next_worker_timeout, .. }| {
+            *receiving_workers == MAX_RECEIVING_WORKERS && next_worker_timeout.is_none() && lanes.is_idle()
         });
     }
 }
@@ -97,9 +97,9 @@ fn what_is_due_belongs_to_a_worker_that_waits() {
     let changes: Vec<_> =
         (0..10).map(|n| service.send("PUT", "/users/1", &format!(r#"{{"name":"{n}"}}"#))).collect();
     for _ in 0..5 {
-        service.until("one wakes for the retry", |schedule| schedule.wait_ends_at.is_some());
+        service.until("one wakes for the retry", |state| state.next_worker_timeout.is_some());
         assert_eq!(status(service.send("GET", "/users/1", "")), 200);
-        service.until("both receive", |schedule| schedule.receivers == MAX_RECEIVERS);
+        service.until("both receive", |state| state.receiving_workers == MAX_RECEIVING_WORKERS);
     }
     transaction.commit().unwrap();
     assert!(changes.into_iter().all(|change| status(change) == 200));

@@ -33,8 +33,8 @@ impl Framing {
     /// grows by the number of bytes that this call uses. After a complete or refused request, the caller makes a new
     /// `Framing`.
     pub fn parse_more(&mut self, bytes: &[u8], used: &mut usize, limits: &Limits) -> Result<Progress, Error> {
-        if let Some(body) = self.arriving_request.take() {
-            return self.parse_body(*body, bytes, used, limits);
+        if let Some(request) = self.arriving_request.take() {
+            return self.parse_body(*request, bytes, used, limits);
         }
         let empty = bytes.iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
         self.for_answer.head_only = bytes[empty..].starts_with(b"HEAD ");
@@ -61,32 +61,32 @@ impl Framing {
         if body_length == Some(0) {
             return Ok(Progress::Complete(framed_request));
         }
-        let body = ArrivingRequest::new(framed_request, body_length.map(|length| length as usize));
+        let request = ArrivingRequest::new(framed_request, body_length.map(|length| length as usize));
         if expects_continue && bytes.len() == *used {
-            self.arriving_request = Some(Box::new(body));
+            self.arriving_request = Some(Box::new(request));
             return Ok(Progress::AwaitsContinue);
         }
-        self.parse_body(body, bytes, used, limits)
+        self.parse_body(request, bytes, used, limits)
     }
 
     /// Parses further bytes of a body, and keeps the request until its body is complete.
     fn parse_body(
         &mut self,
-        mut body: ArrivingRequest,
+        mut request: ArrivingRequest,
         bytes: &[u8],
         used: &mut usize,
         limits: &Limits,
     ) -> Result<Progress, Error> {
-        if body.parse_more(bytes, used, limits)? {
-            return Ok(Progress::Complete(body.framed_request));
+        if request.parse_more(bytes, used, limits)? {
+            return Ok(Progress::Complete(request.framed_request));
         }
-        self.arriving_request = Some(Box::new(body));
+        self.arriving_request = Some(Box::new(request));
         Ok(Progress::Incomplete)
     }
 
     /// Returns the most bytes that the arriving request can have; `None` until its head is complete.
     pub fn max_bytes(&self, limits: &Limits) -> Option<usize> {
-        self.arriving_request.as_ref().map(|body| body.max_bytes(limits))
+        self.arriving_request.as_ref().map(|request| request.max_bytes(limits))
     }
 
     /// Returns the client that `X-Forwarded-For` names; `None` until the head is complete.
