@@ -46,7 +46,9 @@ impl fmt::Display for ClientName {
     }
 }
 
-/// The ranks of connections that may be closed for another one. Connections of a rank further up are closed first.
+/// The rank of a connection that may be closed for another one. The client that holds the most connections (or bytes)
+/// loses one first. Of its connections that may be closed, one with the lowest rank is closed: `Idle` is the lowest,
+/// `Queued` the highest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CloseRank {
     /// The connection is between requests: closing it loses no request and no answer.

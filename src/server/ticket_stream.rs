@@ -13,8 +13,9 @@ use std::os::{
     unix::net::{UnixListener, UnixStream},
 };
 
-/// Starts tiny_http, and connects the stream for tickets. The threads of tiny_http end when the stream is closed. The
-/// value of tiny_http is leaked, because its `Drop` panics if the path of the listening socket is not in a directory.
+/// Starts tiny_http, and connects to it the stream over which the frontend hands it complete requests, as tickets. The
+/// threads of tiny_http end when the stream is closed. The `Server` is leaked, because its `Drop` panics if the
+/// listening socket has no path in a directory.
 pub fn start_tiny_http() -> io::Result<(&'static tiny_http::Server, UnixStream)> {
     let open = |flags| socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC | flags, None);
     let (listener, stream) = (open(SockFlag::empty())?, open(SockFlag::SOCK_NONBLOCK)?);
