@@ -17,19 +17,19 @@ pub struct Find {
     id: i64,
     /// For a GET: the condition that the user has to meet. For a PUT or a PATCH with a refused body: the refusal, which
     /// is the answer if the user exists. A user that does not exist is answered 404.
-    precondition: Result<Condition, Error>,
+    condition_or_refusal: Result<Condition, Error>,
 }
 
 impl Find {
     pub(crate) fn parse(request: &Request, id: Option<i64>) -> Result<Find, Error> {
         let condition = parse_condition(request)?;
-        Ok(Find { id: id.ok_or(Error::NotFound)?, precondition: Ok(condition) })
+        Ok(Find { id: id.ok_or(Error::NotFound)?, condition_or_refusal: Ok(condition) })
     }
 
     /// Creates the look-up that answers a PUT or a PATCH with a refused body: 404 if the user does not exist, otherwise
     /// the refusal.
     pub(super) fn with_refusal(id: i64, refusal: Error) -> Find {
-        Find { id, precondition: Err(refusal) }
+        Find { id, condition_or_refusal: Err(refusal) }
     }
 }
 
@@ -78,14 +78,14 @@ impl Find {
     }
 
     fn answer(&self, user: &User) -> Result<Response, Error> {
-        let (condition, revision) = (self.precondition.as_ref().map_err(Error::clone)?, user.revision());
-        if condition.is_met_by(revision) {
-            Ok(answer_with(200, user))
-        } else if condition.if_match_allows(revision) {
-            let unmodified = Response { status: 304, ..Response::no_content() };
-            Ok(unmodified.with("ETag", etag(revision)))
-        } else {
-            Err(Error::PreconditionFailed)
+        match &self.condition_or_refusal {
+            Err(refusal) => Err(refusal.clone()),
+            Ok(condition) if condition.is_met_by(user.revision()) => Ok(answer_with(200, user)),
+            Ok(condition) if condition.if_match_allows(user.revision()) => {
+                let unmodified = Response { status: 304, ..Response::no_content() };
+                Ok(unmodified.with("ETag", etag(user.revision())))
+            }
+            Ok(_) => Err(Error::PreconditionFailed),
         }
     }
 }
