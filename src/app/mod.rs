@@ -178,7 +178,7 @@ impl App {
             Endpoint::Delete => Command::Delete(Delete::parse(request, user_id)?),
             Endpoint::Authenticate => Command::Authenticate(Authenticate::parse(request, operations)?),
             Endpoint::Page(page) => return Ok(Verdict::Answer(page(self))),
-            Endpoint::Options(routes) => {
+            Endpoint::ListMethods(routes) => {
                 if let Some(origin) = request.header("origin").filter(|_| !cors.is_origin_allowed()) {
                     // Logs the origin of a refused preflight. Otherwise the operator would not learn which page was
                     // refused, because the browser does not send the page's request itself.

@@ -49,7 +49,7 @@ pub(crate) enum Endpoint {
     /// A page that contains no user, such as `/metrics`. The function makes its answer.
     Page(fn(&App) -> Response),
     /// The answer to OPTIONS, which lists the methods of these routes.
-    Options(&'static [Route]),
+    ListMethods(&'static [Route]),
 }
 
 /// The result of looking a request up in the table of routes.
@@ -106,7 +106,7 @@ impl Route {
             Head => Get,
             Options => {
                 let is_public = self.methods.iter().all(|(.., rights)| *rights == Public);
-                let options = Endpoint::Options(slice::from_ref(self));
+                let options = Endpoint::ListMethods(slice::from_ref(self));
                 return Some((options, if is_public { Public } else { AnyToken }));
             }
             method => method,
@@ -118,7 +118,7 @@ impl Route {
 
 /// Finds the endpoint for a method and a path. `has_ui`: the service has the page for the browser.
 pub(crate) fn find_route(method: Method, path: &str, has_ui: bool) -> FoundRoute {
-    let found = match_path(path);
+    let found = find_route_and_last_segment(path);
     let route_label = found.as_ref().map_or("other", |(route, _)| route.path);
     let (required_rights, user_id, token_rights) = (Public, None, None);
     let no_user = |endpoint| FoundRoute { route_label, endpoint, required_rights, user_id, token_rights };
@@ -129,7 +129,7 @@ pub(crate) fn find_route(method: Method, path: &str, has_ui: bool) -> FoundRoute
             }
             None => no_user(Err(Error::MethodNotAllowed(list_methods(slice::from_ref(route))))),
         },
-        None if (method, path) == (Options, "*") => no_user(Ok(Endpoint::Options(&ROUTES))),
+        None if (method, path) == (Options, "*") => no_user(Ok(Endpoint::ListMethods(&ROUTES))),
         None => no_user(Err(refuse_path(method, path, has_ui))),
     }
 }
@@ -140,7 +140,7 @@ fn refuse_path(method: Method, path: &str, has_ui: bool) -> Error {
         return Error::NotImplemented("the method is not served on any path");
     }
     let meant = without_surplus_slashes(path);
-    match match_path(&meant).filter(|(route, _)| meant != path && route.is_served(has_ui)) {
+    match find_route_and_last_segment(&meant).filter(|(route, _)| meant != path && route.is_served(has_ui)) {
         Some((route, _)) => {
             Error::SurplusSlash(format!("the path is {}, without a further slash", route.path))
         }
@@ -177,7 +177,7 @@ pub(crate) fn is_health_path(path: &str) -> bool {
 
 /// Finds the route that a path matches. Also returns the last segment of the path, percent-decoded, which may be an id.
 /// A slash that is percent-encoded belongs to its segment. A path of three segments matches no route.
-fn match_path(path: &str) -> Option<(&'static Route, Cow<'_, str>)> {
+fn find_route_and_last_segment(path: &str) -> Option<(&'static Route, Cow<'_, str>)> {
     let (first, rest) = split_first_segment(path)?;
     let (first, second) = (percent_decode(first)?, rest.filter(|rest| !rest.contains('/')));
     let second = second.map_or(Some(None), |second| percent_decode(second).map(Some))?;
@@ -238,7 +238,7 @@ mod tests {
     fn found(method: &str, path: &str) -> String {
         let FoundRoute { route_label, endpoint, user_id, .. } = find_route(method.into(), path, true);
         match endpoint {
-            Ok(Endpoint::Options(routes)) => list_methods(routes),
+            Ok(Endpoint::ListMethods(routes)) => list_methods(routes),
             Ok(Endpoint::Page(_)) => format!("page {route_label}"),
             Ok(endpoint) => format!("{endpoint:?} {}", user_id.unwrap_or_default()),
             Err(error) => error.answer().status.to_string(),

@@ -309,7 +309,7 @@ impl Config {
         }
         let input = self.limits.max_body_bytes.saturating_add(self.limits.max_head_bytes);
         // Requires memory for a page of the largest users, or for a page of usual users and a hash: the larger of both.
-        let page = |user_bytes| page::memory_bytes(self.max_per_page as usize, user_bytes);
+        let page = |bytes_per_user| page::memory_bytes(self.max_per_page as usize, bytes_per_user);
         let hash = (self.password_hashing.params().m_cost() as usize) << 10;
         let work = page(user::MAX_USER_BYTES.next_multiple_of(1 << 10))
             .max(page(user::USUAL_USER_BYTES).saturating_add(hash))

@@ -156,7 +156,7 @@ impl Setting {
 
     /// Reads the variable into its field of `config`, if the variable is set. Returns the value that the field has
     /// then.
-    fn read(&self, config: &mut Config, lookup: &Lookup) -> Result<ShownSetting, ConfigError> {
+    fn read_into(&self, config: &mut Config, lookup: &Lookup) -> Result<ShownSetting, ConfigError> {
         let Setting { variable, set, .. } = *self;
         if set(config, None) == NO_EFFECT {
             return Ok(ShownSetting { variable, value: "-".to_owned(), source: "no effect" });
@@ -202,7 +202,7 @@ impl Config {
         mut self,
         lookup: impl Fn(&str) -> Option<OsString>,
     ) -> Result<Config, ConfigError> {
-        let errors = SETTINGS.iter().filter_map(|setting| setting.read(&mut self, &lookup).err());
+        let errors = SETTINGS.iter().filter_map(|setting| setting.read_into(&mut self, &lookup).err());
         let all = errors.reduce(|all, one| ConfigError { problem: format!("{}; {one}", all.problem), ..all });
         let is_url = matches!(self.database, Database::Url(_));
         let file = lookup(if is_url { "DATABASE_URL_FILE" } else { "DB_PASS_FILE" });
@@ -213,7 +213,7 @@ impl Config {
     /// Returns each setting with the value that is in force, in the order of `userd --help`. `lookup` must be the
     /// function that was passed to [`Config::from_vars`].
     pub fn in_force(&mut self, lookup: impl Fn(&str) -> Option<OsString>) -> Vec<ShownSetting> {
-        SETTINGS.iter().filter_map(|setting| setting.read(self, &lookup).ok()).collect()
+        SETTINGS.iter().filter_map(|setting| setting.read_into(self, &lookup).ok()).collect()
     }
 }
 

@@ -59,7 +59,7 @@ pub fn parse_list_request(request: &Request, max_per_page: u32) -> Result<ListRe
     let per_page = named.unwrap_or(per_page);
     let page = PageRequest { page: page.unwrap_or(1), per_page, is_from_end };
     let selection = named.map(|_| Selection::Ids(ids.into_iter().collect()));
-    let selection = selection.or(after.map(Selection::After)).or(prefix.map(Selection::Prefix));
+    let selection = selection.or(after.map(Selection::AfterId)).or(prefix.map(Selection::EmailPrefix));
     let selection = selection.or(email.map(Selection::Email)).unwrap_or(Selection::All);
     Ok(ListRequest { selection, page })
 }
@@ -109,13 +109,13 @@ impl<'a> Query<'a> {
         Some(value)
     }
 
-    /// Parses the values of a parameter as ids. Adds a violation for a malformed id, or if there are more than `max`
-    /// ids.
-    fn parse_ids(&mut self, name: &str, max: u32) -> Vec<i64> {
+    /// Parses the values of a parameter as ids. Adds a violation for a malformed id, or if there are more than
+    /// `max_ids` ids.
+    fn parse_ids(&mut self, name: &str, max_ids: u32) -> Vec<i64> {
         let given = self.parameters.iter().filter(|(given, _)| given == name);
         let ids: Vec<_> = given.map(|(_, value)| parse_id(&percent_decode(value)?)).collect();
-        if ids.len() > max as usize {
-            self.add_violation(name, "maxItems", format!("must be given at most {max} times"));
+        if ids.len() > max_ids as usize {
+            self.add_violation(name, "maxItems", format!("must be given at most {max_ids} times"));
         } else if ids.contains(&None) {
             self.add_violation(name, "pattern", NOT_AN_ID);
         }
@@ -204,12 +204,12 @@ mod tests {
             ("page=9223372036854775807", paged(page(i64::MAX, 15))),
             ("order=asc", paged(page(1, 15))),
             ("order=desc&page=2", paged(PageRequest { is_from_end: true, ..page(2, 15) })),
-            ("emailPrefix=Ada+n%2B&perPage=3", unpaged(Selection::Prefix("Ada+n+".to_owned()), 3)),
+            ("emailPrefix=Ada+n%2B&perPage=3", unpaged(Selection::EmailPrefix("Ada+n+".to_owned()), 3)),
             ("id=3", ids(&[3], 1)),
             ("id=8&i%64=%33&id=8", ids(&[3, 8], 3)),
             ("id=9223372036854775807", ids(&[i64::MAX], 1)),
-            ("after=0", unpaged(Selection::After(0), 15)),
-            ("perPage=7&after=9223372036854775807", unpaged(Selection::After(i64::MAX), 7)),
+            ("after=0", unpaged(Selection::AfterId(0), 15)),
+            ("perPage=7&after=9223372036854775807", unpaged(Selection::AfterId(i64::MAX), 7)),
             ("email=ada@example.com", email("ada@example.com")),
             ("email=ada%40example.com", email("ada@example.com")),
             ("email=ada+news@example.com", email("ada+news@example.com")),

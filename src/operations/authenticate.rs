@@ -91,7 +91,7 @@ impl Authenticate {
             }
             ((_, Some(new)), Some(user), Some(old)) => {
                 self.hash_replacement = Some(Box::new((user, old, new)));
-                Ok(Outcome::Continued)
+                Ok(Outcome::Continue)
             }
             (_, Some(user), _) => Ok(Response::json(200, &user).into()),
         }

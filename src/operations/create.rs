@@ -138,7 +138,7 @@ impl Create {
         // the answer of the first create.
         creates.retain_mut(|BatchItem { command, outcome, .. }| {
             let is_first = command.key.is_none_or(|(key, _)| keys.insert(key));
-            **outcome = (!is_first).then_some(Outcome::Retried);
+            **outcome = (!is_first).then_some(Outcome::RetryLater);
             is_first
         });
         let (keyed, others): (Vec<_>, Vec<_>) =
@@ -156,7 +156,7 @@ impl Create {
             return self.answer_repeat(operations, &kept);
         }
         self.hash = operations.hash_password(self.user.password.as_ref())?;
-        Ok(Outcome::Continued)
+        Ok(Outcome::Continue)
     }
 
     /// Executes the create with a statement of its own. Returns the user that this create, or an earlier create with
@@ -245,7 +245,7 @@ impl Create {
         } else if self.hash.take().is_some() {
             // Continues in the lane of hashes, where a thread verifies the password against the hash of the earlier
             // create.
-            Ok(Outcome::Continued)
+            Ok(Outcome::Continue)
         } else {
             self.answer_repeat(operations, created)
         }

@@ -66,7 +66,7 @@ pub const FIND_PAGES: &str = "
 
 /// Finds the users whose ids follow a given id, for several lists. $1: the given id of each list. $2: the most rows of
 /// each list.
-pub(crate) const FIND_AFTER: &str = "
+pub(crate) const FIND_AFTER_IDS: &str = "
     select u.id, u.name, u.email, u.created_at, u.updated_at, u.version, asked.position, bigint '0' as total
     from unnest($1::bigint[], $2::bigint[]) with ordinality as asked (after, most, position)
     cross join lateral (select * from users where id > asked.after order by id limit asked.most) u
@@ -74,7 +74,7 @@ pub(crate) const FIND_AFTER: &str = "
 
 /// Finds users in the order of addresses, from the first address that is not before $1. $2: the most rows. The last
 /// rows may have addresses that do not begin with $1.
-pub(crate) const FIND_BY_PREFIX: &str = r#"
+pub(crate) const FIND_BY_EMAIL_PREFIX: &str = r#"
     select id, name, email, created_at, updated_at, version, bigint '1' as position, bigint '0' as total from users
     where lower(email::text collate "C") >= lower($1 collate "C")
     order by lower(email::text collate "C") limit $2"#;
@@ -99,19 +99,19 @@ impl Operations {
         self.find_lists(FIND_PAGES, &params, requests.len())
     }
 
-    /// Finds the users whose ids follow a given id, for several lists with one statement. `requests` has the given id
-    /// and the most users of each list. A list has one user more than this limit if there are more users.
-    pub fn find_after(&self, requests: &[(i64, u32)]) -> Result<Vec<Listing>, Failure> {
+    /// Finds the users whose ids follow a given id, for several lists with one statement. `ids_and_limits` has the given
+    /// id and the most users of each list. A list has one user more than this limit if there are more users.
+    pub fn find_after_ids(&self, ids_and_limits: &[(i64, u32)]) -> Result<Vec<Listing>, Failure> {
         let (ids, limits): (Vec<_>, Vec<_>) =
-            requests.iter().map(|(after, most)| (*after, i64::from(*most) + 1)).unzip();
-        self.find_lists(FIND_AFTER, &[(&ids, Type::INT8_ARRAY), (&limits, Type::INT8_ARRAY)], requests.len())
+            ids_and_limits.iter().map(|(after, most)| (*after, i64::from(*most) + 1)).unzip();
+        self.find_lists(FIND_AFTER_IDS, &[(&ids, Type::INT8_ARRAY), (&limits, Type::INT8_ARRAY)], ids.len())
     }
 
     /// Finds at most `max_users` users whose addresses begin with a text. Returns one user more if there are more
     /// users.
-    fn find_by_prefix(&self, prefix: &str, max_users: u32) -> Result<Listing, Failure> {
+    fn find_by_email_prefix(&self, prefix: &str, max_users: u32) -> Result<Listing, Failure> {
         let limit = i64::from(max_users) + 1;
-        let lists = self.find_lists(FIND_BY_PREFIX, &[(&prefix, Type::TEXT), (&limit, Type::INT8)], 1);
+        let lists = self.find_lists(FIND_BY_EMAIL_PREFIX, &[(&prefix, Type::TEXT), (&limit, Type::INT8)], 1);
         let mut listed = empty_if_untranslatable(prefix, lists.map(|mut lists| lists.remove(0)))?;
         let prefix = prefix.to_ascii_lowercase();
         listed.users.retain(|user| user.email.to_ascii_lowercase().starts_with(&prefix));
@@ -154,13 +154,13 @@ impl List {
             match selection {
                 Selection::All => pages.push(*page),
                 Selection::Email(email) => emails.push(email.as_str()),
-                Selection::After(id) => walks.push((*id, page.per_page)),
+                Selection::AfterId(id) => walks.push((*id, page.per_page)),
                 Selection::Ids(named) => ids.extend(named),
-                Selection::Prefix(_) => {}
+                Selection::EmailPrefix(_) => {}
             }
         }
         let mut pages = operations.find_pages(&pages).map(Vec::into_iter);
-        let mut walks = operations.find_after(&walks).map(Vec::into_iter);
+        let mut walks = operations.find_after_ids(&walks).map(Vec::into_iter);
         let mut by_email = operations.find_by_email(&emails).map(Vec::into_iter);
         let users = operations.find_by_ids(&ids).map(|users| users.into_iter().map(|user| (user.id, user)));
         let users: Result<HashMap<i64, User>, Failure> = users.map(Iterator::collect);
@@ -169,8 +169,8 @@ impl List {
             let listed = match selection {
                 Selection::All => take_next_list(&mut pages),
                 Selection::Email(_) => take_next_list(&mut by_email),
-                Selection::After(_) => take_next_list(&mut walks),
-                Selection::Prefix(prefix) => operations.find_by_prefix(prefix, page.per_page),
+                Selection::AfterId(_) => take_next_list(&mut walks),
+                Selection::EmailPrefix(prefix) => operations.find_by_email_prefix(prefix, page.per_page),
                 // Clones the users for each list, because two lists may have the same user.
                 Selection::Ids(ids) => users.as_ref().map_err(Failure::clone).map(|users| {
                     let users = ids.iter().filter_map(|id| users.get(id).cloned()).collect();
@@ -197,7 +197,7 @@ struct PageBody<'a> {
     has_more_pages: bool,
 }
 
-/// The JSON body of a list that is not one of several pages.
+/// The JSON body of a list without page numbers.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct UnpagedListBody<'a> {
@@ -226,14 +226,14 @@ impl List {
     }
 }
 
-/// Answers a list that is not one of several pages. Adds a `Link` to the next users if the list follows an id and there
-/// are more users.
+/// Answers a list without page numbers: of users after an id, with a prefix, or with given ids. If there are more users
+/// after the last one, a list after an id gets a `Link` to them.
 fn answer_unpaged(selection: &Selection, per_page: u32, mut users: Vec<User>) -> Response {
     let has_more_pages = users.len() > per_page as usize;
     users.truncate(per_page as usize);
     let response = Response::json(200, &UnpagedListBody { data: &users, per_page, has_more_pages });
     match (selection, users.last()) {
-        (Selection::After(_), Some(User { id, .. })) if has_more_pages => {
+        (Selection::AfterId(_), Some(User { id, .. })) if has_more_pages => {
             response.with("Link", format!("</users?after={id}&perPage={per_page}>; rel=\"next\""))
         }
         _ => response,
@@ -356,7 +356,7 @@ mod tests {
         });
         assert_eq!(serde_json::from_str::<serde_json::Value>(&page).unwrap(), expected);
         let page = PageRequest { per_page: 2, ..FIRST };
-        let walk = ListRequest { selection: Selection::After(3), page };
+        let walk = ListRequest { selection: Selection::AfterId(3), page };
         // Shows two users; the third one only tells that there are more.
         for (names, more) in [(&["a", "b"][..], false), (&["a", "b", "c"], true)] {
             let found = list(walk.clone(), names);

@@ -79,25 +79,25 @@ pub enum Command {
 #[derive(Debug)]
 pub enum Outcome {
     /// The command is done: it has an answer.
-    Answered(Result<Response, Error>),
+    Answer(Result<Response, Error>),
     /// The command continues in the lane of its next step.
-    Continued,
+    Continue,
     /// The command has changed nothing, and is executed again after a pause.
-    Retried,
+    RetryLater,
 }
 
 impl From<Result<Outcome, Failure>> for Outcome {
     fn from(result: Result<Outcome, Failure>) -> Outcome {
         result.unwrap_or_else(|failure| match failure {
-            Failure::Contended => Outcome::Retried,
-            Failure::Error(error) => Outcome::Answered(Err(error)),
+            Failure::Contended => Outcome::RetryLater,
+            Failure::Error(error) => Outcome::Answer(Err(error)),
         })
     }
 }
 
 impl From<Response> for Outcome {
     fn from(response: Response) -> Outcome {
-        Outcome::Answered(Ok(response))
+        Outcome::Answer(Ok(response))
     }
 }
 
@@ -205,17 +205,17 @@ impl Operations {
     }
 
     /// Returns the deadline of a request that has just been read.
-    pub(crate) fn deadline(&self) -> Instant {
+    pub(crate) fn new_deadline(&self) -> Instant {
         Instant::now() + self.request_timeout
     }
 
     /// Executes commands of one lane with as few statements as possible. Returns an outcome for each command, in the
     /// order of the commands. No change begins after its deadline.
-    pub fn execute(&self, mut commands: Vec<(&mut Command, Instant)>) -> Vec<Outcome> {
-        let mut outcomes: Vec<Option<Outcome>> = commands.iter().map(|_| None).collect();
+    pub fn execute(&self, mut commands_and_deadlines: Vec<(&mut Command, Instant)>) -> Vec<Outcome> {
+        let mut outcomes: Vec<Option<Outcome>> = commands_and_deadlines.iter().map(|_| None).collect();
         let (mut finds, mut lists) = (vec![], vec![]);
         let (mut creates, mut updates, mut deletes) = (vec![], vec![], vec![]);
-        for ((command, deadline), outcome) in commands.iter_mut().zip(&mut outcomes) {
+        for ((command, deadline), outcome) in commands_and_deadlines.iter_mut().zip(&mut outcomes) {
             let (deadline, is_hashed) = (*deadline, command.next_step().lane == Lane::Hash);
             match &mut **command {
                 Command::Create(create) if is_hashed => *outcome = Some(create.hash_password(self).into()),
@@ -235,11 +235,11 @@ impl Operations {
         self.execute_changes(deletes);
         // If the database has refused the statement of several reads because of a value in one of the reads, executes
         // each read alone.
-        let is_batch = commands.len() > 1;
-        for (command, outcome) in commands.into_iter().zip(&mut outcomes) {
+        let is_batch = commands_and_deadlines.len() > 1;
+        for (command, outcome) in commands_and_deadlines.into_iter().zip(&mut outcomes) {
             let is_read = matches!(command.0, Command::Find(_) | Command::List(_));
             let is_refused = |error: &Error| is_batch && is_read && is_caused_by_value(error);
-            if matches!(outcome, Some(Outcome::Answered(Err(error))) if is_refused(error)) {
+            if matches!(outcome, Some(Outcome::Answer(Err(error))) if is_refused(error)) {
                 *outcome = self.execute(vec![command]).pop();
             }
         }
@@ -249,17 +249,17 @@ impl Operations {
     /// Executes one command to its end. If the command meets a lock of another session, retries the command until its
     /// deadline.
     pub(crate) fn execute_to_end(&self, mut command: Command) -> Result<Response, Error> {
-        let deadline = self.deadline();
+        let deadline = self.new_deadline();
         let mut retries = 0;
         loop {
             match self.execute(vec![(&mut command, deadline)]).remove(0) {
-                Outcome::Answered(answer) => return answer,
-                Outcome::Continued => {}
-                Outcome::Retried if Instant::now() + retry_pause(retries) < deadline => {
+                Outcome::Answer(answer) => return answer,
+                Outcome::Continue => {}
+                Outcome::RetryLater if Instant::now() + retry_pause(retries) < deadline => {
                     thread::sleep(retry_pause(retries));
                     retries += 1;
                 }
-                Outcome::Retried => return Err(Failure::Contended.into_error()),
+                Outcome::RetryLater => return Err(Failure::Contended.into_error()),
             }
         }
     }
@@ -279,7 +279,7 @@ impl Operations {
         let (batch, late): (Vec<_>, Vec<_>) = batch.into_iter().partition(|item| item.deadline >= latest);
         for BatchItem { outcome, .. } in late {
             let error = Error::Unavailable("a change could not be sent in time".into());
-            *outcome = Some(Outcome::Answered(Err(error)));
+            *outcome = Some(Outcome::Answer(Err(error)));
         }
         let Some(earliest) = batch.iter().map(|item| item.deadline).min() else { return };
         let changes: Vec<&C> = batch.iter().map(|item| &*item.command).collect();
@@ -298,7 +298,7 @@ impl Operations {
 
     /// Returns how many hashers (threads that hash passwords) a service has: one for every two cores, which leaves half
     /// of the cores to reads, but no more than the budget has memory for.
-    pub(crate) fn max_hashers(&self) -> usize {
+    pub(crate) fn max_hashing_threads(&self) -> usize {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         (cores / 2).min(self.budget.limit / self.hasher.memory_bytes(None)).max(1)
     }
@@ -313,7 +313,7 @@ impl Operations {
     /// [`Error::Unavailable`] after `request_timeout`. Blocks for the job, too.
     fn use_hasher<T>(&self, hash: Option<&PasswordHash>, job: impl FnOnce(&Hasher) -> T) -> Result<T, Error> {
         let bytes = self.hasher.memory_bytes(hash).max(self.hasher.memory_bytes(None));
-        match self.budget.reserve(bytes, self.deadline()) {
+        match self.budget.reserve(bytes, self.new_deadline()) {
             Some(_held) => Ok(job(&self.hasher)),
             None => Err(Error::Unavailable("no memory became free for hashing a password".into())),
         }

@@ -141,7 +141,7 @@ impl Update {
     pub(super) fn hash_password(&mut self, operations: &Operations) -> Result<Outcome, Failure> {
         operations.find_user(self.id, &self.condition)?;
         self.hash = operations.hash_password(self.changes.password.as_ref().and_then(Option::as_ref))?;
-        Ok(Outcome::Continued)
+        Ok(Outcome::Continue)
     }
 
     /// Executes the update with a statement of its own. Returns the user.
@@ -215,7 +215,7 @@ impl Change for Update {
         self.is_unbatched |= row.is_none();
         Ok(match row {
             Some(row) => answer_with(200, &operations.read_user(row)?).into(),
-            None => Outcome::Continued,
+            None => Outcome::Continue,
         })
     }
 

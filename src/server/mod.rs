@@ -112,7 +112,7 @@ impl BoundServer {
         let (frontend, slots) = Frontend::start(self.listener, limits, resources, stream, on_broken)?;
         let capacity = Capacity {
             sessions: config.workers.min(config.db_pool_size as usize),
-            hashers: app.operations.max_hashers(),
+            hashers: app.operations.max_hashing_threads(),
             cores: thread::available_parallelism().map_or(1, usize::from),
             max_retry_time: config.limits.statement_timeout(),
         };

@@ -214,7 +214,7 @@ impl TestServer {
             let hash = operations.hash_password(password)?;
             let user = NewUser { name: name.to_owned(), email: email::to_nfc(email), password: None };
             let create = Create { user, key: None, hash, peer: None };
-            let created = create.store(operations, operations.deadline()).map_err(Failure::into_error)?;
+            let created = create.store(operations, operations.new_deadline()).map_err(Failure::into_error)?;
             Ok(created.user)
         })
     }

@@ -21,9 +21,9 @@ pub enum Selection {
     /// The user with this address, whatever the case of its letters.
     Email(String),
     /// The users whose ids are greater than this id, ordered by id.
-    After(i64),
+    AfterId(i64),
     /// The users whose addresses begin with this text, whatever the case of letters, ordered by address.
-    Prefix(String),
+    EmailPrefix(String),
     /// The users with these ids, ordered by id.
     Ids(BTreeSet<i64>),
 }
@@ -51,11 +51,11 @@ pub struct PageRequest {
 /// The default of the setting `MAX_PER_PAGE`, the most users on a page.
 pub const DEFAULT_MAX_PER_PAGE: u32 = 1000;
 
-/// Returns the bytes of memory that making a page takes: `user_bytes` for each user, and some for the rest of the
+/// Returns the bytes of memory that making a page takes: `bytes_per_user` for each user, and some for the rest of the
 /// answer.
-pub fn memory_bytes(user_count: usize, user_bytes: usize) -> usize {
+pub fn memory_bytes(user_count: usize, bytes_per_user: usize) -> usize {
     const PAGE_OVERHEAD_BYTES: usize = 64 << 10;
-    user_bytes.saturating_mul(user_count).saturating_add(PAGE_OVERHEAD_BYTES)
+    bytes_per_user.saturating_mul(user_count).saturating_add(PAGE_OVERHEAD_BYTES)
 }
 
 impl PageRequest {

@@ -60,20 +60,20 @@ pub struct Hasher {
     argon2: Argon2<'static>,
     /// A hash that no password matches, at the hasher's cost. The password of an unknown user is compared with this
     /// hash, so that the answer takes as long as for a known user.
-    unmatched_hash: PasswordHash,
+    dummy_hash: PasswordHash,
 }
 
 impl Hasher {
     /// Creates a hasher with these parameters of Argon2id.
     pub fn new(params: Params) -> Hasher {
         let (memory, passes, lanes) = (params.m_cost(), params.t_cost(), params.p_cost());
-        let unmatched = format!(
+        let dummy = format!(
             "$argon2id$v=19$m={memory},t={passes},p={lanes}$bm9ib2R5IGtub3dzIGl0$\
              AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
         );
         Hasher {
             argon2: Argon2::new(Algorithm::Argon2id, Version::V0x13, params),
-            unmatched_hash: PasswordHash(unmatched.into()),
+            dummy_hash: PasswordHash(dummy.into()),
         }
     }
 
@@ -89,7 +89,7 @@ impl Hasher {
 
     /// Returns how much memory verifying a password with this hash takes; for `None`, how much making a hash takes.
     pub fn memory_bytes(&self, hash: Option<&PasswordHash>) -> usize {
-        ParsedHash::parse(hash.unwrap_or(&self.unmatched_hash).as_text())
+        ParsedHash::parse(hash.unwrap_or(&self.dummy_hash).as_text())
             .map_or(0, |hash| hash.memory_bytes as usize)
     }
 
@@ -117,7 +117,7 @@ impl Hasher {
         let known = known.filter(|parsed| forms().any(|form| parsed.accepts_length(form)));
         let (parsed, may_match) = match known {
             Some(parsed) => (parsed, !sent.is_empty()),
-            None => (ParsedHash::parse(self.unmatched_hash.as_text()).expect("the hash is ours"), false),
+            None => (ParsedHash::parse(self.dummy_hash.as_text()).expect("the hash is ours"), false),
         };
         let matched = forms().find(|form| parsed.accepts_length(form) && (parsed.matches)(form));
         match matched.filter(|_| may_match) {
@@ -553,7 +553,7 @@ mod tests {
         for (setting, expected) in rows {
             let hasher = Hasher::new(setting.params());
             // If this hash could not be parsed, a login of an unknown user would be answered at once.
-            assert_eq!(cost(&hasher.unmatched_hash), expected);
+            assert_eq!(cost(&hasher.dummy_hash), expected);
             let hash = hasher.hash(&"x".into()).unwrap();
             assert_eq!(cost(&hash), expected);
             assert_eq!(hasher.memory_bytes(Some(&hash)), (expected.0 as usize) << 10);

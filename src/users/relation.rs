@@ -18,19 +18,19 @@ pub struct Relation<T> {
     name: &'static str,
     value: OnceLock<Option<T>>,
     /// The loader and the owner's id; `None` if loading on access is forbidden.
-    lazy_loader: Option<(Loader<T>, i64)>,
+    loader_and_owner: Option<(Loader<T>, i64)>,
 }
 
 impl<T> Relation<T> {
     /// Creates a relation that was loaded with its owner.
     pub fn loaded(name: &'static str, value: Option<T>) -> Relation<T> {
-        Relation { name, value: OnceLock::from(value), lazy_loader: None }
+        Relation { name, value: OnceLock::from(value), loader_and_owner: None }
     }
 
-    /// Creates a relation that was not loaded. `lazy_loader` has the loader for the first access and the owner's id;
-    /// `None` forbids the access.
-    pub fn unloaded(name: &'static str, lazy_loader: Option<(Loader<T>, i64)>) -> Relation<T> {
-        Relation { name, value: OnceLock::new(), lazy_loader }
+    /// Creates a relation that was not loaded. `loader_and_owner` has the loader for the first access and the owner's
+    /// id; `None` forbids the access.
+    pub fn unloaded(name: &'static str, loader_and_owner: Option<(Loader<T>, i64)>) -> Relation<T> {
+        Relation { name, value: OnceLock::new(), loader_and_owner }
     }
 
     /// Returns whether the record is loaded, so that an access needs no query.
@@ -45,9 +45,9 @@ impl<T> Relation<T> {
     /// loading on access is forbidden.
     pub fn get(&self) -> Result<Option<&T>, Error> {
         if self.value.get().is_none() {
-            let (loader, owner) = self.lazy_loader.as_ref().ok_or(Error::LazyLoadingViolation(self.name))?;
+            let (load, id) = self.loader_and_owner.as_ref().ok_or(Error::LazyLoadingViolation(self.name))?;
             // Ignores the error of `set`, which means that another thread has loaded the record meanwhile.
-            let _ = self.value.set(loader(*owner)?);
+            let _ = self.value.set(load(*id)?);
         }
         Ok(self.value.get().and_then(Option::as_ref))
     }

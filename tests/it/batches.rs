@@ -49,14 +49,14 @@ fn execute(service: &Service, commands: impl IntoIterator<Item = (Command, Insta
     let mut commands: Vec<(Command, Instant)> = commands.into_iter().collect();
     let commands = commands.iter_mut().map(|(command, deadline)| (command, *deadline)).collect();
     let text = |outcome| match outcome {
-        Outcome::Answered(Ok(Response { status: 200 | 201, body, .. })) => {
+        Outcome::Answer(Ok(Response { status: 200 | 201, body, .. })) => {
             let user: Value = serde_json::from_slice(&body).expect("a user");
             format!("{} {}", user["name"].as_str().unwrap(), user["email"].as_str().unwrap())
         }
-        Outcome::Answered(Ok(_)) => "done".to_owned(),
-        Outcome::Answered(Err(Error::Database { .. })) => "Database".to_owned(),
-        Outcome::Answered(Err(Error::Unavailable(_))) => "Unavailable".to_owned(),
-        Outcome::Answered(Err(error)) => format!("{error:?}"),
+        Outcome::Answer(Ok(_)) => "done".to_owned(),
+        Outcome::Answer(Err(Error::Database { .. })) => "Database".to_owned(),
+        Outcome::Answer(Err(Error::Unavailable(_))) => "Unavailable".to_owned(),
+        Outcome::Answer(Err(error)) => format!("{error:?}"),
         outcome => format!("{outcome:?}"),
     };
     operations(service.server.app()).execute(commands).into_iter().map(text).collect()
@@ -71,7 +71,7 @@ fn create(service: &Service, rows: &[(&str, &str, Instant)]) -> Vec<String> {
     execute(service, rows.iter().map(create))
 }
 
-/// Ids, new names and addresses, and conditions. An update that is for another statement is `Continued`.
+/// Ids, new names and addresses, and conditions. An update that is for another statement is `Continue`.
 type Updates<'a> = &'a [(i64, Option<&'a str>, Option<&'a str>, &'a Condition)];
 
 fn update(service: &Service, rows: Updates, deadline: Instant) -> Vec<String> {
@@ -118,8 +118,8 @@ fn each_change_of_a_batch_has_its_outcome() {
             "PreconditionFailed",
             "m1 1@example.com",
             "NotFound",
-            "Retried",
-            "Continued",
+            "RetryLater",
+            "Continue",
             "n2 2@example.com",
             "n4 4@EXAMPLE.com",
             "m7 7@example.com",
@@ -145,7 +145,7 @@ fn each_change_of_a_batch_has_its_outcome() {
         let (now, old) = (current(&service, 3), stale(&service, 4));
         let mut other = service.database.transaction("select from users where id = 5 for key share");
         let batch = [(5, &any), (4, &old), (99, &any), (3, &now), (1, &any)];
-        let expected = ["Retried", "PreconditionFailed", "NotFound", "done", "done"];
+        let expected = ["RetryLater", "PreconditionFailed", "NotFound", "done", "done"];
         assert_eq!(delete(&service, &batch, Instant::now() + LONG), expected, "prepared: {prepared}");
         other.batch_execute("rollback").unwrap();
         assert_eq!(locked(&service), [5], "by the other transaction");
@@ -281,6 +281,6 @@ fn without_commands_there_is_no_statement() {
         .run(&format!("select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}'"));
     eventually(LONG, "the database is gone", || users.find_by_ids(&[1]).is_err());
     assert!(users.find_by_ids(&[]).unwrap().is_empty() && users.find_by_email(&[]).unwrap().is_empty());
-    assert!(users.find_pages(&[]).unwrap().is_empty() && users.find_after(&[]).unwrap().is_empty());
+    assert!(users.find_pages(&[]).unwrap().is_empty() && users.find_after_ids(&[]).unwrap().is_empty());
     assert!(users.execute(Vec::new()).is_empty());
 }

@@ -66,8 +66,8 @@ fn execute(service: &Service, mut commands: Vec<Command>) -> Vec<Value> {
         let open = open.into_iter().map(|command| (command, deadline)).collect();
         for (place, outcome) in places.into_iter().zip(operations.execute(open)) {
             let response: Option<Response> = match outcome {
-                Outcome::Answered(answer) => Some(answer.expect("no command fails")),
-                Outcome::Continued | Outcome::Retried => None,
+                Outcome::Answer(answer) => Some(answer.expect("no command fails")),
+                Outcome::Continue | Outcome::RetryLater => None,
             };
             answers[place] = response.map(|response| serde_json::from_slice(&response.body).expect("a user"));
         }
@@ -186,7 +186,7 @@ fn fields_of_changes() {
         let (mut locked, deadline) = (updates("l", &json!(value)), Instant::now() + LONG);
         let commands = locked.iter_mut().map(|command| (command, deadline)).collect();
         let outcomes = operations(service.server.app()).execute(commands);
-        assert!(!matches!(outcomes[1], Outcome::Answered(_)), "{field}: {outcomes:?}");
+        assert!(!matches!(outcomes[1], Outcome::Answer(_)), "{field}: {outcomes:?}");
         lock.batch_execute("rollback").unwrap();
         let null = may_be_null.then_some(Value::Null);
         for value in [json!(value)].into_iter().chain(null) {

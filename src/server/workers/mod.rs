@@ -250,17 +250,17 @@ impl Dispatcher {
         }
         for (item, outcome) in tasks.into_iter().zip(outcomes) {
             let given_up = match outcome {
-                Outcome::Continued => {
+                Outcome::Continue => {
                     let step = item.task.command.next_step();
                     let too_many = state.lanes.push_next_step(item, step);
                     too_many.map(|task| (task, Err(Error::Busy(BusyReason::TooManyHashes))))
                 }
-                Outcome::Retried => {
+                Outcome::RetryLater => {
                     let given_up = state.lanes.push_retry(item, now);
                     self.app.metrics.lock_retries.fetch_add(given_up.is_none().into(), Ordering::Relaxed);
                     given_up.map(|task| (task, Err(Failure::Contended.into_error())))
                 }
-                Outcome::Answered(answer) => {
+                Outcome::Answer(answer) => {
                     state.lanes.free_row(&item);
                     Some((item.task, answer))
                 }
