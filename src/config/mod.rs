@@ -278,7 +278,7 @@ impl Config {
     /// and hash. If `api_token` is not set, the allowed origins may not have `*`, and tokens with fewer rights are an
     /// error. A token may be in one setting only.
     pub fn check(&self) -> Result<(), ConfigError> {
-        settings::check_bounds(self)?;
+        settings::validate_bounds(self)?;
         for (field, mut value, max) in [
             ("max_head_bytes", self.limits.max_head_bytes, 1 << 30),
             ("max_request_line_bytes", self.limits.max_request_line_bytes, 1 << 30),

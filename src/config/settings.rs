@@ -226,7 +226,7 @@ pub fn find_similar<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) ->
 }
 
 /// Checks that each field is within the bounds of its variable. The error names the first variable that is wrong.
-pub(super) fn check_bounds(config: &Config) -> Result<(), ConfigError> {
+pub(super) fn validate_bounds(config: &Config) -> Result<(), ConfigError> {
     let mut config = config.clone();
     let wrong =
         |setting: &Setting| (setting.set)(&mut config, None).err().map(|line| refuse(setting.variable, line));
@@ -281,7 +281,7 @@ mod tests {
             let before = format!("{:?}", Config::cli_defaults());
             assert_eq!(format!("{config:?}"), before, "{}={default:?}", setting.variable);
         }
-        check_bounds(&Config::default()).unwrap();
+        validate_bounds(&Config::default()).unwrap();
     }
 
     #[test]
