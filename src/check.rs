@@ -65,7 +65,7 @@ const FIND_HASH_READERS: &str = "\
     order by 1";
 
 /// Lists the statements that give the role $1 the rights to run a service, one in each row.
-const LIST_GRANTS_FOR_ROLE: &str = "\
+const MAKE_GRANT_STATEMENTS: &str = "\
     select format(line, current_schema(), rolname, current_database(), pg_get_serial_sequence('users', 'id')) \
     from pg_roles, unnest(array[ \
         'grant connect on database %3$I to %2$I;', \
@@ -103,8 +103,9 @@ pub fn recount_users(config: &Config) -> Result<String, StartError> {
 }
 
 /// Returns the statements that give a role the rights to run a service. Each ends with a semicolon.
-pub fn list_grants(config: &Config, role: &str) -> Result<Vec<String>, StartError> {
-    let lines = query_lines(&mut connect_if_migrated(config)?, LIST_GRANTS_FOR_ROLE, &[(&role, Type::NAME)])?;
+pub fn make_grant_statements(config: &Config, role: &str) -> Result<Vec<String>, StartError> {
+    let lines =
+        query_lines(&mut connect_if_migrated(config)?, MAKE_GRANT_STATEMENTS, &[(&role, Type::NAME)])?;
     if lines.is_empty() {
         return Err(StartError::Statement(format!("there is no role {role:?}")));
     }

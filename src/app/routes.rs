@@ -41,6 +41,7 @@ pub(crate) enum Rights {
 pub(crate) enum Endpoint {
     List,
     Create,
+    /// `GET /users/{id}`.
     Find,
     Update,
     Patch,

@@ -4,7 +4,9 @@
 
 use super::{Finding, Severity::*, TriedChanges, add_findings};
 use crate::db::migrate::{GRANTS_REMEDY, Migrations, in_one_line};
-use crate::db::{ALL_TABLES, WRITTEN_TABLES, is_denied, is_missing_index, is_read_only_error, is_transient};
+use crate::db::{
+    ALL_TABLES, WRITTEN_TABLES, is_missing_index, is_read_only_error, is_transient, lacks_right,
+};
 use crate::db::{explain, probe::EXPIRE_IDEMPOTENCY_KEYS, session_settings::setup_sql};
 use crate::operations::{authenticate::*, create::*, delete::*, find::*, list::*, update::*};
 use postgres::types::Type;
@@ -165,8 +167,8 @@ struct Trial<'a> {
     schema: String,
     /// Values of the trial's user by column. The version is missing until the trial has created the user.
     user_columns: BTreeMap<String, String>,
-    /// Triggers of the migrations that are enabled and execute the function that the migrations have made for them.
-    enabled_triggers: Vec<String>,
+    /// The triggers of the migrations that are unaltered: they are enabled, and execute the function of the migrations.
+    intact_triggers: Vec<String>,
     /// True if the transaction refuses changes.
     is_read_only: bool,
     findings: Vec<Finding>,
@@ -194,9 +196,9 @@ pub(super) fn execute_trial(
         let values = [("id", "0"), ("key", row.get(0)), ("password_hash", UNMATCHED_HASH)];
         let user_columns = values.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
         let (schema, is_read_only) = (row.get(1), row.get(2));
-        let (enabled_triggers, findings) = (Vec::new(), Vec::new());
+        let (intact_triggers, findings) = (Vec::new(), Vec::new());
         let mut trial =
-            Trial { transaction, migrations, schema, user_columns, enabled_triggers, is_read_only, findings };
+            Trial { transaction, migrations, schema, user_columns, intact_triggers, is_read_only, findings };
         match trial.execute_steps(changes) {
             Ok(()) => return Ok(trial.findings),
             Err(error) if is_transient(&error) => {}
@@ -240,7 +242,7 @@ impl Trial<'_> {
         STEPS_AFTER_ROLLBACK.iter().try_for_each(|step| self.execute_step(step).map(drop))
     }
 
-    /// Adds each trigger of the migrations to `enabled_triggers` if neither the trigger nor its function was altered.
+    /// Adds each trigger of the migrations to `intact_triggers` if neither the trigger nor its function was altered.
     /// Adds a problem for each further trigger that executes a function of the migrations. Returns the triggers of other
     /// programs.
     fn read_foreign_triggers(&mut self) -> Result<Vec<String>, Error> {
@@ -253,9 +255,9 @@ impl Trial<'_> {
             let is_made = made.as_ref().is_some_and(|made| made.ends_with(&body));
             match made_by(format!("trigger {name}")) {
                 Some(trigger) if is_made && trigger.ends_with(&format!(" {function}")) => {
-                    self.enabled_triggers.push(format!("trigger {name}"));
+                    self.intact_triggers.push(format!("trigger {name}"));
                 }
-                // Adds no finding here: the step that needs this trigger adds one if `enabled_triggers` lacks it.
+                // Adds no finding here: the step that needs this trigger adds one if `intact_triggers` lacks it.
                 Some(_) => {}
                 None if made.is_some() => {
                     let what = format!("a further trigger executes {function}");
@@ -287,7 +289,7 @@ impl Trial<'_> {
     /// Returns false if later steps cannot be executed, because this statement was refused or has not made the user
     /// that later steps need.
     fn execute_step(&mut self, &(flaw, sql, arguments, expected, remedy): &TrialStep) -> Result<bool, Error> {
-        if remedy.starts_with("trigger ") && !self.enabled_triggers.iter().any(|trigger| trigger == remedy) {
+        if remedy.starts_with("trigger ") && !self.intact_triggers.iter().any(|trigger| trigger == remedy) {
             self.add_problem(flaw, "", remedy);
         }
         if sql.is_empty() {
@@ -299,7 +301,7 @@ impl Trial<'_> {
             Err(error) if error.as_db_error().is_none() || is_transient(&error) => return Err(error),
             Err(error) if self.is_read_only && is_read_only_error(&error) => return Ok(true),
             Err(error) => {
-                let hint = if is_denied(&error) { GRANTS_REMEDY } else { "" };
+                let hint = if lacks_right(&error) { GRANTS_REMEDY } else { "" };
                 let lacks_index = is_missing_index(&error);
                 let (flaw, remedy) = if lacks_index { (flaw, plan_remedy) } else { ("requests get 500", "") };
                 self.add_problem(flaw, &(explain(&error) + hint), remedy);

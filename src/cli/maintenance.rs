@@ -23,7 +23,7 @@ pub fn recount(args: &Args) -> Result<(), Failure> {
 /// Prints the GRANT statements that a role needs to run the service.
 pub fn print_grants(args: &Args) -> Result<(), Failure> {
     let (config, _cluster) = embedded::open_database(args, false)?;
-    let grants = check::list_grants(&config, &args.operand_text())?;
+    let grants = check::make_grant_statements(&config, &args.operand_text())?;
     print(grants.iter().map(|grant| format!("{grant}\n")).collect::<String>())
 }
 

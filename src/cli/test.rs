@@ -24,7 +24,8 @@ use std::{fs, path::Path, thread};
 /// Exit code of a failure of `userd test` itself, not of COMMAND.
 const OWN_FAILURE_CODE: u8 = 125;
 
-/// Environment variables of COMMAND, each with the member of `Services::first_service_urls` that is its value.
+/// Environment variables of COMMAND, the program that `userd test` runs. Behind each variable is the name that its URL has
+/// in the JSON of `Services::first_service_urls`.
 const COMMAND_VARIABLES: [(&str, &str); 3] =
     [("USERD_URL", "url"), ("USERD_CONTROL", "control"), ("USERD_DATABASE_URL", "databaseUrl")];
 

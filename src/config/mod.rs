@@ -220,7 +220,7 @@ pub enum Schema {
 pub enum Validation {
     /// Status 400, as if bodies were validated before the handler is called.
     Declarative,
-    /// Status 422, as if the handler validated bodies itself.
+    /// Status 422, as if a parser in the handler found the violation.
     Parser,
 }
 

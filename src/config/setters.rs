@@ -24,7 +24,7 @@ pub(super) fn set_and_show<T>(
     Ok(Some(show(field)))
 }
 
-/// Parses a whole number into a field, or checks the field if there is no text. The number must be within the bounds.
+/// Parses a whole number within the bounds into a field. Without a text, checks the number that the field has.
 pub(super) fn set_whole_number<T>(field: &mut T, text: Option<&str>, bounds: RangeInclusive<T>) -> ShownValue
 where
     T: FromStr + PartialOrd + Display + Copy,
@@ -32,8 +32,8 @@ where
     set_number(field, text, "a whole number", bounds)
 }
 
-/// Parses a number of seconds, which may have a fraction, into a field, or checks the field if there is no text. The
-/// number must be at least `min`, and at most a day, so that no deadline overflows.
+/// Parses a number of seconds, which may have a fraction, into a field. Without a text, checks the time that the field
+/// has. The number must be at least `min`, and at most a day, so that no deadline overflows.
 pub(super) fn set_seconds(field: &mut Duration, text: Option<&str>, min: f64) -> ShownValue {
     let mut time = field.as_secs_f64();
     let shown = set_number(&mut time, text, "a number of seconds", min..=86_400.0)?;
@@ -41,8 +41,8 @@ pub(super) fn set_seconds(field: &mut Duration, text: Option<&str>, min: f64) ->
     Ok(shown)
 }
 
-/// Parses a number into a field, or checks the field if there is no text. The number must be within the bounds. Its
-/// text may only have digits and a dot: no sign, no exponent, no space. `kind` names the kind of number in an error.
+/// Parses a number within the bounds into a field. Without a text, checks the number that the field has. The text may
+/// only have digits and a dot: no sign, no exponent, no space. `kind` names the kind of number in an error.
 fn set_number<T>(field: &mut T, text: Option<&str>, kind: &str, bounds: RangeInclusive<T>) -> ShownValue
 where
     T: FromStr + PartialOrd + Display + Copy,
@@ -136,7 +136,8 @@ pub(super) fn parse_list<T>(text: &str, parse: impl Fn(&str) -> Result<T, String
     entries.filter(|entry| !entry.is_empty()).map(parse).collect()
 }
 
-/// Parses a list into a field, or checks the field if there is no text. `parse` parses each entry, or refuses it.
+/// Parses a list into a field. `parse` parses each entry, or refuses it. Without a text, the entries that the field has
+/// must be such that `parse` takes them.
 pub(super) fn set_list<T: AsRef<str>>(
     field: &mut Vec<T>,
     text: Option<&str>,

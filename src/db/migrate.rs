@@ -4,13 +4,14 @@
 use super::connect::DbHosts;
 use super::findings::{FIND_HIDDEN_ROWS, FIND_MIGRATION_OBSTACLES, get_findings};
 use super::session::query_lines;
-use super::sqlstate::{is_denied, is_missing_table, is_wrong_column};
+use super::sqlstate::{is_missing_table, is_wrong_column, lacks_right};
 use super::{ALL_TABLES, explain};
 use crate::error::{ConfigError, StartError};
 use postgres::{Client, Row, Transaction, types::Type};
 use refinery::{Migration, Runner};
 use std::{collections::BTreeSet, error::Error, fs, mem, path::Path, thread, time::Duration};
 
+/// The migrations in the program.
 mod built_in {
     refinery::embed_migrations!("migrations");
 }
@@ -172,7 +173,7 @@ impl Migrations {
             Ok(rows) => (rows, false),
             Err(error) if is_missing_table(&error) => (Vec::new(), false),
             Err(error) if is_wrong_column(&error) => (Vec::new(), true),
-            Err(error) if is_denied(&error) => return Err((explain(&error) + GRANTS_REMEDY).into()),
+            Err(error) if lacks_right(&error) => return Err((explain(&error) + GRANTS_REMEDY).into()),
             Err(error) => return Err(error.into()),
         };
         let are_ours = self.is_history_ours(&rows);
@@ -325,6 +326,7 @@ fn is_compatible(applied: &MigrationKeys, ours: &MigrationKeys, mark: Option<&st
     ))
 }
 
+/// Returns the version and the checksum of a migration, by which the history of the database names it.
 fn migration_key(migration: &Migration) -> (i64, String) {
     (migration.version().into(), migration.checksum().to_string())
 }

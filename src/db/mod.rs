@@ -31,4 +31,4 @@ pub use pool::Pool;
 pub use sqlstate::{Failure, explain};
 pub(crate) use sqlstate::{empty_if_untranslatable, is_caused_by_rows, is_caused_by_value};
 #[cfg(feature = "command")]
-pub use sqlstate::{is_denied, is_missing_index, is_read_only_error, is_transient, violated_constraint};
+pub use sqlstate::{is_missing_index, is_read_only_error, is_transient, lacks_right, violated_constraint};

@@ -215,7 +215,7 @@ pub fn is_read_only_error(error: &postgres::Error) -> bool {
 
 /// Returns whether the role lacks a right that a statement needs (SQLSTATE 42501). Returns false if a function that the
 /// statement calls lacks the right.
-pub fn is_denied(error: &postgres::Error) -> bool {
+pub fn lacks_right(error: &postgres::Error) -> bool {
     sqlstate(error) == "42501" && error.as_db_error().is_some_and(|error| error.where_().is_none())
 }
 

@@ -10,6 +10,7 @@
 //! in. `connection` is the state of one client, `http1` decides which bytes are a request, and the event loop and the
 //! workers share `slots`. No module here knows routes or databases; of tiny_http they know only that it takes tickets.
 
+mod busy_warnings;
 mod claim;
 mod connection;
 mod event_loop;
@@ -19,7 +20,6 @@ mod peers;
 mod slots;
 #[cfg(test)]
 mod tests;
-mod warnings;
 
 pub use claim::ClaimedRequest;
 pub use listener::{Listener, resolve_addresses, shown_address};

@@ -54,16 +54,16 @@ pub enum CloseRank {
     /// The connection is between requests: closing it loses no request and no answer.
     Idle,
     /// The request is incomplete.
-    Incomplete,
+    IncompleteRequest,
     /// The client does not take its answer.
     Stalled,
     /// The request is complete, and no worker has begun to execute it.
     Queued,
 }
 
-/// Returns true if a client that holds `held_by_loser` connections (or bytes) may lose one for a newcomer that holds
-/// `held_by_newcomer`: only if the newcomer then holds no more than the loser. An idle connection may also be replaced
-/// by its own client.
+/// Returns true if a newcomer that holds `held_by_newcomer` connections (or bytes) may take one of a client that holds
+/// `held_by_loser`. The newcomer may take an idle connection if it holds no more than the client, which may be the
+/// newcomer itself; any other connection only if the newcomer holds no more than the client afterwards, too.
 pub fn may_displace(held_by_newcomer: usize, held_by_loser: usize, rank: CloseRank) -> bool {
     held_by_newcomer + 1 < held_by_loser || (rank == CloseRank::Idle && held_by_newcomer <= held_by_loser)
 }
@@ -83,10 +83,14 @@ mod tests {
     }
 
     #[test]
-    fn displacing_never_reverses_the_order() {
+    fn only_idle_connections_are_displaced_if_that_reverses_the_order() {
         let rows = [(0, 1, false), (0, 2, true), (1, 2, false), (1, 3, true), (2, 3, false), (5, 5, false)];
         for (newcomer, held, expected) in rows {
-            assert_eq!(may_displace(newcomer, held, CloseRank::Incomplete), expected, "{newcomer} {held}");
+            assert_eq!(
+                may_displace(newcomer, held, CloseRank::IncompleteRequest),
+                expected,
+                "{newcomer} {held}"
+            );
             assert!(may_displace(newcomer, held, CloseRank::Idle));
         }
         assert!(!may_displace(2, 1, CloseRank::Idle));

@@ -4,9 +4,9 @@
 //! Owns the locks of the frontend, one for each slot. A worker holds a lock for one non-blocking write at most, so it
 //! never waits for a client, nor for another worker.
 
+use super::busy_warnings::BusyWarnings;
 use super::claim::{ClaimedRequest, RequestHandle};
 use super::connection::{Connection, Delivery, STATE_LABELS};
-use super::warnings::BusyWarnings;
 use crate::budget::{MemoryBudget, Reservation};
 use crate::{config::Limits, http::Response};
 use mio::Waker;
@@ -30,8 +30,8 @@ pub struct Slots {
     pub(super) is_stopping: AtomicBool,
     /// Slots of connections that workers have answered, and that the event loop is to advance next.
     slots_for_loop: Mutex<Vec<u32>>,
-    /// The number of requests that the event loop may expect soon: as many as clients were answered together. The event
-    /// loop sets it to 0 when it has looked for them.
+    /// How many clients were answered together last. Each is likely to send its next request at once, so that the event
+    /// loop may wait a moment for as many requests. The event loop sets it to 0 when it decides whether to wait.
     pub(super) expected_requests: AtomicUsize,
     /// Logs that clients are answered 503: at most one line a second for each reason.
     pub warnings: Arc<BusyWarnings>,

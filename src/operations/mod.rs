@@ -136,8 +136,8 @@ pub enum Lane {
     Create,
     /// Updates without a password, and deletes: one statement and one commit for all updates, one for all deletes.
     Change,
-    /// Writes that are executed alone: of a password, of an address, or with a precondition that allows several
-    /// revisions.
+    /// Writes with a statement of their own, never in a batch: of a password, of an address, or with a precondition
+    /// that allows several revisions.
     Single,
     /// Passwords to be hashed or verified, after a look-up of the user or the key. Hashing occupies a core, but no
     /// session.
@@ -157,12 +157,12 @@ pub struct Step {
 }
 
 impl Step {
-    /// Returns a step of a command that changes no user.
+    /// Returns a step that changes no stored user.
     pub const fn in_lane(lane: Lane) -> Step {
         Step { lane, changed_user: None, max_listed_users: 0 }
     }
 
-    /// Returns a step of a command that changes the user with this id.
+    /// Returns a step that changes the user with this id.
     pub const fn changing_user(lane: Lane, id: i64) -> Step {
         Step { changed_user: Some(id), ..Step::in_lane(lane) }
     }
@@ -175,7 +175,8 @@ pub(crate) fn retry_pause(retries: usize) -> Duration {
 }
 
 impl Command {
-    /// Returns the next step of the command.
+    /// Returns the lane in which the command waits next, and the user that it changes there. A command with a password
+    /// to hash waits in the lane of the hashers first.
     pub fn next_step(&self) -> Step {
         match self {
             Command::Find(_) => Step::in_lane(Lane::Find),

@@ -27,7 +27,7 @@ const DIR_LAYOUT_VERSION: u32 = 6;
 /// and there is the write-ahead log. Only the last candidate may have less.
 const MIN_FREE_BYTES: u64 = 2 << 30;
 
-/// The most time for which a process waits until another process has started or removed the server.
+/// The most time that joining the shared server may take while another process starts or removes it.
 const MAX_JOIN_WAIT: Duration = Duration::from_secs(60);
 
 /// The further PostgreSQL settings of a server whose data are not kept: speed before safety.

@@ -233,7 +233,7 @@ fn start_service(
     let bound = BoundServer::bind(config)?;
     let database = ScratchDatabase::with_migrations(config.migrations_dir.as_deref())?;
     if let Some(users) = users {
-        import_first_users(database.url(), config, users).map_err(|problem| Refusal::new(400, problem))?;
+        import_initial_users(database.url(), config, users).map_err(|problem| Refusal::new(400, problem))?;
     }
     let running = RunningService::start(database, bound, config, find_control)?;
     if users.is_some() {
@@ -303,9 +303,9 @@ fn service_url(running: &RunningService, host: Option<&str>) -> String {
     format!("http://{}:{}", host.rsplit_once(':').map_or(host, |(name, _)| name), addr.port())
 }
 
-/// Imports the first users into a database. Accepts every value that a column can hold, ids, and clear passwords.
+/// Imports the users that a service begins with into its database. Accepts every value that a column can hold, ids, and clear passwords.
 /// Blocks until the users are stored. The error names the first users that are refused.
-fn import_first_users(database_url: &str, config: &Config, users: &[u8]) -> Result<(), String> {
+fn import_initial_users(database_url: &str, config: &Config, users: &[u8]) -> Result<(), String> {
     let config = Config { database: Database::Url(database_url.into()), ..config.clone() };
     let options = ImportOptions { as_is: true, keep_ids: true, hash_passwords: true, ..Default::default() };
     let outcome = transfer::import(&config, &options, users, || ()).map_err(|error| error.to_string())?;

@@ -9,7 +9,7 @@ mod writing;
 
 use super::claim::{ClaimedRequest, RequestHandle};
 use super::http1::{FramedRequest, Progress, framing::Framing, head::AnswerInfo};
-use super::{SharedResources, peers::Peer, warnings::BusyWarnings};
+use super::{SharedResources, busy_warnings::BusyWarnings, peers::Peer};
 use crate::budget::{MemoryBudget, Reservation};
 use crate::config::Limits;
 use crate::error::{BusyReason, Error};

@@ -89,7 +89,7 @@ impl Connection {
         }
         match &self.state {
             State::Idle { since, .. } | State::Lingering { until: since } => Some((CloseRank::Idle, *since)),
-            State::Arriving { since, .. } => Some((CloseRank::Incomplete, *since)),
+            State::Arriving { since, .. } => Some((CloseRank::IncompleteRequest, *since)),
             State::Writing { answer, .. } => Some((CloseRank::Stalled, answer.last_sent_at)),
             State::Working { stage: WorkStage::Executing, .. } | State::Closing => None,
             State::Working { since, .. } => Some((CloseRank::Queued, *since)),

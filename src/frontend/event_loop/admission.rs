@@ -138,7 +138,7 @@ impl EventLoop {
             let stalled = self.context.now >= since + MIN_STALL_TIME;
             match (why, rank) {
                 (BusyReason::NoMemory, CloseRank::Stalled) => stalled,
-                (BusyReason::NoMemory, CloseRank::Incomplete) => stalled || displaced,
+                (BusyReason::NoMemory, CloseRank::IncompleteRequest) => stalled || displaced,
                 (BusyReason::NoMemory, _) => false,
                 (_, CloseRank::Idle) => displaced || newcomer.is_none(),
                 _ => displaced,

@@ -181,8 +181,8 @@ impl Dispatcher {
         }
     }
 
-    /// Waits until another worker wakes this one. If a retry is due, or a batch gets stuck, before the wait of any
-    /// other worker ends, the wait of this one ends at that time.
+    /// Waits until another thread wakes this worker, or until a retry is due or a batch takes too long. Leaves this
+    /// time out if the wait of another worker ends no later, because one worker is enough for what is due then.
     fn wait_for_work(&self, state: &mut MutexGuard<'_, DispatchState>, now: Instant) {
         let timeout = state.lanes.next_ready_time(now, false);
         let timeout = timeout.filter(|timeout| state.next_worker_timeout.is_none_or(|next| *timeout < next));
