@@ -41,6 +41,7 @@ pub struct App {
     pub(crate) access: AccessRules,
     /// True if the service has the page for the browser (`/ui`).
     pub(crate) has_ui: bool,
+    /// Probes the database, so that `/readyz` can tell whether the database is ready.
     prober: Prober,
     /// The answer to `GET /openapi.json`, made at the first such request.
     openapi_answer: OnceLock<Response>,

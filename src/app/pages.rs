@@ -15,10 +15,12 @@ use sha2::{Digest, Sha256};
 use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
 
+/// Answers `/livez` with 200: the process runs and answers requests.
 pub fn answer_livez(_: &App) -> Response {
     Response::json(200, &json!({"status": "ok"})).with("Cache-Control", "no-store")
 }
 
+/// Answers `/readyz`: 200 if the database is usable and no stop has begun, otherwise 503 with the reason.
 pub fn answer_readyz(app: &App) -> Response {
     let Readiness { problem, silence, .. } = app.prober.readiness();
     let answer = match find_unready_reason(app, problem) {
@@ -30,6 +32,7 @@ pub fn answer_readyz(app: &App) -> Response {
     answer.with("Cache-Control", "no-store")
 }
 
+/// The body of an answer 503 to `/readyz`.
 #[derive(Serialize)]
 struct UnreadyBody {
     status: &'static str,

@@ -16,6 +16,7 @@ pub(crate) struct Route {
     /// The path, written as in the OpenAPI description and the metrics. `{id}` stands for any one segment that is not
     /// empty.
     pub path: &'static str,
+    /// The methods except HEAD and OPTIONS, each with its endpoint and the rights that a request needs.
     methods: &'static [(Method, Endpoint, Rights)],
 }
 
@@ -39,13 +40,19 @@ pub(crate) enum Rights {
 /// A handler of requests: an operation on users, or a page that contains no user.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Endpoint {
+    /// `GET /users`.
     List,
+    /// `POST /users`.
     Create,
     /// `GET /users/{id}`.
     Find,
+    /// `PUT /users/{id}`.
     Update,
+    /// `PATCH /users/{id}`.
     Patch,
+    /// `DELETE /users/{id}`.
     Delete,
+    /// `POST /users/authenticate`.
     Authenticate,
     /// A page that contains no user, such as `/metrics`. The function makes its answer.
     Page(fn(&App) -> Response),
@@ -102,6 +109,7 @@ impl Route {
         has_ui || self.path != UI_PATH
     }
 
+    /// Returns the endpoint for a method, and the rights that a request needs; `None` if the path lacks the method.
     fn endpoint_for(&'static self, method: Method) -> Option<(Endpoint, Rights)> {
         let method = match method {
             Head => Get,

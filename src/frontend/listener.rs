@@ -121,6 +121,7 @@ impl Listener {
         self.path_and_inode.as_ref().is_some_and(is_own)
     }
 
+    /// Prepares sockets for accepting. Fails if one is neither TCP nor Unix. `file`: path and inode of the Unix socket.
     fn new(sockets: Vec<Socket>, file: Option<(PathBuf, u64)>, is_inherited: bool) -> io::Result<Listener> {
         for socket in &sockets {
             socket.set_nonblocking(true)?;

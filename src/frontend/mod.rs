@@ -11,7 +11,7 @@
 //! workers share `slots`. No module here knows routes or databases; of tiny_http they know only that it takes tickets.
 
 mod busy_warnings;
-mod claim;
+mod claimed_request;
 mod connection;
 mod event_loop;
 pub(crate) mod http1;
@@ -21,7 +21,7 @@ mod slots;
 #[cfg(test)]
 mod tests;
 
-pub use claim::ClaimedRequest;
+pub use claimed_request::ClaimedRequest;
 pub use listener::{Listener, resolve_addresses, shown_address};
 pub use peers::ClientName;
 pub use slots::{MAX_SURPLUS_CLIENTS, Slots};

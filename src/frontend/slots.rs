@@ -5,7 +5,7 @@
 //! never waits for a client, nor for another worker.
 
 use super::busy_warnings::BusyWarnings;
-use super::claim::{ClaimedRequest, RequestHandle};
+use super::claimed_request::{ClaimedRequest, RequestHandle};
 use super::connection::{Connection, Delivery, STATE_LABELS};
 use crate::budget::{MemoryBudget, Reservation};
 use crate::{config::Limits, http::Response};
@@ -91,10 +91,10 @@ impl Slots {
         Some(delivery)
     }
 
-    /// Tells the event loop that `count` clients are answered together, so that it waits for their next requests and
-    /// sends one ticket for all of them.
-    pub fn expect_requests(&self, count: usize) {
-        self.expected_requests.store(count, Ordering::Relaxed);
+    /// Tells the event loop that `client_count` clients are answered together, so that it waits for their next requests
+    /// and sends one ticket for all of them.
+    pub fn expect_requests(&self, client_count: usize) {
+        self.expected_requests.store(client_count, Ordering::Relaxed);
     }
 
     /// Returns the number of connections in each state of [`STATE_LABELS`]. Locks each slot in turn.

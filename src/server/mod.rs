@@ -32,7 +32,9 @@ pub struct Server {
     /// The frontend; `None` once the server has stopped.
     frontend: Option<Frontend>,
     workers: Workers,
+    /// How long `/readyz` announces a stop before the server accepts no more clients.
     drain_delay: Duration,
+    /// The longest time that a stop waits for the requests in flight.
     stop_timeout: Duration,
 }
 

@@ -25,10 +25,11 @@ const NON_WORKER_THREADS: usize = 16;
 /// threads. The error says which limit to raise.
 pub fn raise_limits_for_connections(config: &Config) -> Result<usize, StartError> {
     let threads = try_start_threads(config.workers + NON_WORKER_THREADS);
-    threads.and_then(|()| raise_descriptors_for_connections(config)).map_err(StartError::System)
+    threads.and_then(|()| raise_descriptor_limit(config)).map_err(StartError::System)
 }
 
-fn raise_descriptors_for_connections(config: &Config) -> io::Result<usize> {
+/// Raises the limit of open descriptors. Returns for how many client connections the descriptors suffice.
+fn raise_descriptor_limit(config: &Config) -> io::Result<usize> {
     let wanted = config.limits.max_connections;
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     let open = fs::read_dir("/proc/self/fd").map_or(SPARE_DESCRIPTORS, |open| open.count() as u64);
@@ -68,6 +69,7 @@ fn try_start_threads(count: usize) -> io::Result<()> {
     })
 }
 
+/// Explains why a thread could not be started: returns an error that also says which limit to raise.
 fn explain_thread_error(error: io::Error) -> io::Error {
     let limit = getrlimit(Resource::RLIMIT_NPROC).ok().filter(|(soft, _)| *soft != RLIM_INFINITY);
     let limit = limit.map(|(soft, _)| format!(", now {soft}")).unwrap_or_default();

@@ -7,7 +7,7 @@
 mod state;
 mod writing;
 
-use super::claim::{ClaimedRequest, RequestHandle};
+use super::claimed_request::{ClaimedRequest, RequestHandle};
 use super::http1::{FramedRequest, Progress, framing::Framing, head::AnswerInfo};
 use super::{SharedResources, busy_warnings::BusyWarnings, peers::Peer};
 use crate::budget::{MemoryBudget, Reservation};
@@ -23,6 +23,7 @@ use std::io::{self, ErrorKind, Read};
 use std::{mem, net::Shutdown, sync::Arc, time::Instant};
 pub use writing::{Delivery, LINGER_TIME};
 
+/// The answer 100 (Continue), by which the server asks the client for the body.
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
 /// The most steps (a read, a write or a change of state) that a connection takes in one iteration of the event loop.
@@ -73,6 +74,7 @@ pub enum LoopAction {
     FreeMemory,
     /// Call the connection again in the next iteration, because it has used up its steps in this one.
     Requeue,
+    /// Close the connection, and free its slot.
     Close,
 }
 

@@ -35,8 +35,11 @@ impl fmt::Display for Delivery {
 
 /// An answer of which the socket has not taken all bytes yet.
 pub(super) struct UnsentAnswer {
+    /// The bytes of the whole answer.
     bytes: Vec<u8>,
+    /// The number of bytes that the socket has taken so far.
     sent_bytes: usize,
+    /// The id of the answered request, for the log.
     id: RequestId,
     /// The time at which the socket last took bytes of the answer.
     pub last_sent_at: Instant,

@@ -25,7 +25,9 @@ const SKIPPED_WAITS: u32 = 32;
 /// out.
 #[derive(Default)]
 pub(super) struct CoalescingPolicy {
+    /// How many waits in a row, up to the last one, ended before all expected requests had come.
     incomplete_waits: u32,
+    /// How many of the next waits are left out.
     waits_to_skip: u32,
 }
 

@@ -22,10 +22,14 @@ use std::sync::{Arc, atomic::Ordering};
 use std::time::{Duration, Instant};
 use std::{fmt::Write as _, mem, os::unix::net::UnixStream};
 
-const LISTENER: Token = Token(usize::MAX);
-const WAKER: Token = Token(usize::MAX - 1);
-const TICKET_STREAM: Token = Token(usize::MAX - 2);
-const TIMER: Token = Token(usize::MAX - 3);
+/// The token in the events of the listening sockets. The token of a connection is the number of its slot.
+const LISTENER_TOKEN: Token = Token(usize::MAX);
+/// The token in the events by which other threads wake the event loop.
+const WAKER_TOKEN: Token = Token(usize::MAX - 1);
+/// The token in the events of the stream to tiny_http.
+const TICKET_STREAM_TOKEN: Token = Token(usize::MAX - 2);
+/// The token in the events of the timer for the next deadline.
+const TIMER_TOKEN: Token = Token(usize::MAX - 3);
 /// The most events that one poll takes from the kernel.
 const MAX_EVENTS_PER_POLL: usize = 1024;
 /// The most bytes that one read takes from a socket. All connections share one buffer of this size.
@@ -43,7 +47,9 @@ const MIN_SWEEP_PAUSE: Duration = Duration::from_millis(20);
 pub struct EventLoop {
     context: LoopContext,
     pub slots: Arc<Slots>,
+    /// The listening sockets; `None` once they are closed.
     listener: Option<Listener>,
+    /// The stream to tiny_http, over which tickets reach the workers.
     ticket_stream: UnixStream,
     /// Slots with a complete request that no ticket names yet: the next tickets name these slots.
     slots_without_ticket: Vec<u32>,
@@ -79,15 +85,15 @@ impl EventLoop {
         ticket_stream: UnixStream,
     ) -> io::Result<EventLoop> {
         let poll = Poll::new()?;
-        let waker = Waker::new(poll.registry(), WAKER)?;
+        let waker = Waker::new(poll.registry(), WAKER_TOKEN)?;
         let slots = Arc::new(Slots::new(limits.clone(), resources.budget.clone(), waker));
         // Lets writes to tiny_http block. Such a write waits only for the thread of tiny_http that reads, and that
         // thread waits for no client. Unread tickets take a bounded number of bytes, because no two name the same slot.
         ticket_stream.set_nonblocking(false)?;
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC)?;
-        listener.sockets.iter().try_for_each(|socket| register_readable(&poll, socket, LISTENER))?;
-        register_readable(&poll, &ticket_stream, TICKET_STREAM)?;
-        register_readable(&poll, &timer.as_fd(), TIMER)?;
+        listener.sockets.iter().try_for_each(|socket| register_readable(&poll, socket, LISTENER_TOKEN))?;
+        register_readable(&poll, &ticket_stream, TICKET_STREAM_TOKEN)?;
+        register_readable(&poll, &timer.as_fd(), TIMER_TOKEN)?;
         Ok(EventLoop {
             context: LoopContext {
                 now: Instant::now(),
@@ -157,15 +163,15 @@ impl EventLoop {
         let mut due = mem::take(&mut self.requeued_slots);
         for event in &*events {
             match event.token() {
-                LISTENER => self.next_accept_at = Some(self.next_accept_at.unwrap_or(self.context.now)),
-                WAKER => self.slots.take_queued_slots(&mut due),
-                TICKET_STREAM if event.is_read_closed() => return Err(ErrorKind::UnexpectedEof.into()),
+                LISTENER_TOKEN => self.next_accept_at = Some(self.next_accept_at.unwrap_or(self.context.now)),
+                WAKER_TOKEN => self.slots.take_queued_slots(&mut due),
+                TICKET_STREAM_TOKEN if event.is_read_closed() => return Err(ErrorKind::UnexpectedEof.into()),
                 // Discards the answers of tiny_http to tickets that a worker has dropped: unread answers would fill the
                 // stream.
-                TICKET_STREAM => {
+                TICKET_STREAM_TOKEN => {
                     let _ = recv(self.ticket_stream.as_raw_fd(), &mut [0; 1 << 10], MsgFlags::MSG_DONTWAIT);
                 }
-                TIMER => self.timer_set_for = None,
+                TIMER_TOKEN => self.timer_set_for = None,
                 Token(slot) => self.act_in_slot(slot as u32, |connection, context| {
                     connection.record_event(event);
                     connection.advance(slot as u32, context)

@@ -29,6 +29,7 @@ enum BodyPart {
     LineEndAfterChunk,
     /// The line with the size of a chunk.
     SizeLine,
+    /// A line behind the last chunk: a trailer field, or the empty line that ends the body.
     TrailerLine,
 }
 

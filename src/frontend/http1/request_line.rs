@@ -19,6 +19,7 @@ const UNENCODED_TARGET_REFUSAL: &str = "the request target has a space, a #, a \
 /// A well-formed request line. Its parts are positions in the bytes that it was parsed from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestLine {
+    /// The position of the method.
     method: Range<usize>,
     /// The position of the path and query.
     target: Range<usize>,

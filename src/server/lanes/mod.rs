@@ -19,6 +19,7 @@ use std::mem;
 use std::time::{Duration, Instant};
 use strum::VariantNames;
 
+/// The indexes of the queues in [`Lanes`]: each lane has one.
 const FIND: usize = Lane::Find as usize;
 const LIST: usize = Lane::List as usize;
 const CREATE: usize = Lane::Create as usize;
@@ -66,6 +67,7 @@ pub struct QueuedCommand<T> {
     pub task: T,
     /// The step for which the command was queued last, such as hashing its password. The step names the lane.
     pub queued_step: Step,
+    /// The client address, by which clients take turns within a queue.
     peer: PeerKey,
     arrived_at: Instant,
     /// The earliest time at which the command may be executed: a command that has met a lock pauses until then.
@@ -96,7 +98,9 @@ impl<T> Batch<T> {
     }
 }
 
+/// The queue of a lane, or of commands to retry.
 struct Queue<T> {
+    /// The commands that wait, in the order in which they were queued.
     commands: VecDeque<QueuedCommand<T>>,
     /// The times at which the batches in flight were started.
     batch_starts: Vec<Instant>,
@@ -113,6 +117,7 @@ struct Queue<T> {
 /// The queues of commands, and the batches in flight.
 pub struct Lanes<T> {
     capacity: Capacity,
+    /// The queue of each lane, and then the queue of commands to retry.
     queues: [Queue<T>; RETRY + 1],
     /// The ids of users of whom a change is in flight or paused. Other changes of these users stay queued.
     taken_rows: HashSet<i64>,

@@ -71,6 +71,7 @@ pub struct Workers {
 
 /// The part of the workers that all their threads share: it receives requests and executes batches.
 struct Dispatcher {
+    /// The server from which the workers receive the tickets of the frontend.
     tiny_http: &'static tiny_http::Server,
     slots: Arc<Slots>,
     app: Arc<App>,

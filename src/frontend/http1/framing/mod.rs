@@ -21,8 +21,11 @@ const TLS_HANDSHAKE_BYTE: u8 = 0x16;
 pub struct Framing {
     /// The position in the head at which its first incomplete line begins. Parsing goes on there when more bytes come.
     line_start: usize,
+    /// The request line; `None` until it has arrived.
     request_line: Option<RequestLine>,
+    /// The number of empty lines that have arrived before the request line.
     empty_lines: u8,
+    /// The request while its body arrives; `None` until its head is complete.
     arriving_request: Option<Box<ArrivingRequest>>,
     /// The parts of the head that the answer and its log line need, as far as they have arrived.
     pub for_answer: AnswerInfo,
