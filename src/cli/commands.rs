@@ -37,6 +37,7 @@ macro_rules! subcommands {
         #[derive(Clone, Copy, PartialEq)]
         pub enum Subcommand { Service, $($subcommand,)+ }
 
+        /// Each subcommand except the service, with its name, its operand and its help text.
         const SUBCOMMANDS: &[(Subcommand, [&str; 3])] = &[$((Subcommand::$subcommand, [$name, $operand, $about]),)+];
     };
 }
@@ -83,6 +84,7 @@ macro_rules! options {
     ($($option:ident $name:literal: $([$($subcommand:ident)+] $value:literal $help:literal;)+)+) => {
         $(pub const $option: OptionName = OptionName($name);)+
 
+        /// An option, subcommands that have it, its value and its help text there. An option may have several rows.
         const OPTIONS: &[(OptionName, &[Subcommand], &str, &str)] =
             &[$($(($option, &[$(Subcommand::$subcommand),+], $value, $help),)+)+];
     };

@@ -12,6 +12,7 @@ use crate::{Config, ConfigError, Database};
 use listenfd::ListenFd;
 use std::{env, ffi::OsString, os::fd::OwnedFd, sync::Arc};
 
+/// The warning about a text of `DB_SSL` that does not turn TLS on.
 const IGNORED_DB_SSL: &str = "has no effect: TLS to the database is on with the exact text `true`, and beside DATABASE_URL \
                           as its sslmode says";
 

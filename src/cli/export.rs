@@ -1,6 +1,6 @@
 //! `userd export`: writes all users to a file or to standard output.
 
-use super::{Failure, arguments::Args, commands, embedded, output::ExportOutput};
+use super::{Failure, arguments::Args, commands, embedded, export_output::ExportOutput};
 use crate::transfer::{self, ExportOptions, Format, TransferError};
 use std::io;
 

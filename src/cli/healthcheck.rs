@@ -54,6 +54,7 @@ fn request_probe_age_seconds(host: &str, port: u16) -> Result<u64, String> {
     }
 }
 
+/// Requests `/readyz` through a connected stream. Returns the answer, its head included.
 fn get_readyz(mut stream: impl Read + Write) -> io::Result<String> {
     stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
     let mut answer = String::new();

@@ -37,7 +37,7 @@ pub fn import(args: &Args) -> Result<(), Failure> {
     // Locks `CLEANUP` before the commit, and never unlocks it. A signal waits for this lock, so that it does not end
     // the process after the commit with the message that nothing was imported.
     let outcome = transfer::import(&config, &options, input, || mem::forget(signals::CLEANUP.lock()));
-    let _ = writeln!(io::stdout(), "{}", describe_outcome(&options, outcome.map_err(import_failure)?)?);
+    let _ = writeln!(io::stdout(), "{}", report_outcome(&options, outcome.map_err(import_failure)?)?);
     Ok(())
 }
 
@@ -75,7 +75,7 @@ pub fn unreadable_failure(file: &Path, error: io::Error) -> Failure {
 
 /// Prints on standard error why lines were refused. Returns the line that says how many users were imported. Fails if
 /// no user was imported because lines were refused.
-fn describe_outcome(options: &ImportOptions, outcome: ImportOutcome) -> Result<String, Failure> {
+fn report_outcome(options: &ImportOptions, outcome: ImportOutcome) -> Result<String, Failure> {
     let (new, existing, refused) = (outcome.imported_users, outcome.existing_users, outcome.refused_records);
     // Ignores an error, because standard error may be a terminal that is closed.
     let complain = |line| _ = writeln!(io::stderr(), "{}", with_priority(Level::Warn, line));

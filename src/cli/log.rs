@@ -122,6 +122,7 @@ pub fn with_priority(level: Level, text: String) -> String {
     format!("{priority}{}", text.replace('\n', &format!("\n{priority}")))
 }
 
+/// The receiver of log records: formats each as text or as JSON, and sends it to the log's thread.
 struct Logger {
     is_json: bool,
     writer: Box<WriteLogger<LineWriter<LineSender>>>,

@@ -13,6 +13,7 @@ pub fn print_manual_page() -> Result<(), Failure> {
     print(manual_page().map_err(Failure::runtime)?)
 }
 
+/// Returns the manual page in the language of man(1), roff.
 fn manual_page() -> io::Result<Vec<u8>> {
     // Shows a version without commit and machine, so that all packages have the same manual page.
     let command = clap_command().version(env!("CARGO_PKG_VERSION"));

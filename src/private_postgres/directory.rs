@@ -53,6 +53,7 @@ impl ClusterDir {
         named.is_some() && named == self.lock_file.metadata().map(inode).ok()
     }
 
+    /// Returns the path of the cluster's data directory. Does not check that it exists.
     pub fn pgdata(&self) -> PathBuf {
         self.path.join("pgdata")
     }
@@ -117,8 +118,8 @@ pub(super) fn can_have_socket(dir: &Path) -> bool {
     dir.to_str().is_some_and(|name| !name.contains([',', '\n'])) && bytes <= MAX_SOCKET_PATH_BYTES
 }
 
-/// Makes the directory `dir` for a cluster whose data are kept, or checks the directory that is there. Takes the right
-/// to enter the directory from all other accounts. Returns its path without links.
+/// Makes the directory `dir` for a cluster whose data are kept, or checks an existing `dir`. Makes sure that no other
+/// account can enter it. Returns its path without links.
 pub(super) fn make_or_check_dir(dir: &Path, account: Account) -> Result<PathBuf> {
     let dir = &path::absolute(dir).map_err(ClusterError::cannot("use", dir))?;
     let parent = dir.parent().unwrap_or(dir);

@@ -69,6 +69,7 @@ impl SharedServer {
         account.with_rights(|| SharedServer::join_as(account, dir_prefixes, max_connections))
     }
 
+    /// Connects to the shared server, or starts it, as `account`. Must be called with the account's rights.
     fn join_as(account: Account, dir_prefixes: &[PathBuf], max_connections: u32) -> Result<SharedServer> {
         let (programs, major) = programs::find_programs(None, &account)?;
         let server =
@@ -124,8 +125,8 @@ fn start_removal_shell(directory: &ClusterDir) -> Result<Option<ChildStdin>> {
     Ok(input)
 }
 
-/// Connects to the server in the directory. Returns the session and the file `users` with a shared lock, by which the
-/// server runs as long as the file is open. Returns `None` if there is no server, or if the server starts or stops.
+/// Connects to the server in the directory. Returns the session, and the file `users` with a shared lock: the server
+/// runs as long as the file is open. Returns `None` if there is no server, or if the server starts or stops.
 /// Never connects in a directory that another user has made: the server there could pretend to be ours.
 fn join_running_server(dir: &Path, account: &Account) -> Option<(Client, File)> {
     let users = account.has_private_dir(dir).then(|| account.open_for_append(&dir.join("users")))?.ok()?;

@@ -127,6 +127,7 @@ struct ClusterSession {
     /// The clause of `create database` by which PostgreSQL copies files, which takes half as long as its default. Empty
     /// for versions before 15, because they have no such clause and always copy files.
     copy_clause: String,
+    /// How many databases the session has created, which is also the number in the name of the next one.
     created_databases: u32,
 }
 

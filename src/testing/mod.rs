@@ -19,10 +19,10 @@
 
 mod databases;
 mod requests;
+mod running_service;
 mod servers;
 #[cfg(feature = "command")]
 mod services;
-mod states;
 
 use crate::error::StartError;
 pub use crate::server::Fault;

@@ -30,7 +30,9 @@ pub struct Interceptor {
 struct FaultRule {
     fault: Fault,
     method: Method,
+    /// The path of the requests, or their target, with the query.
     target: String,
+    /// How many further requests fail.
     times: u32,
 }
 

@@ -2,7 +2,7 @@
 
 use super::Fault;
 use super::databases::{ScratchDatabase, test_config};
-use super::states::RunningService;
+use super::running_service::RunningService;
 use crate::App;
 use crate::config::{Config, PasswordHashing};
 use crate::db::{Failure, blocking::run_outside_of_runtimes};

@@ -2,7 +2,7 @@
 //! service, at paths that begin with a secret name, and each is executed by a thread of its own.
 
 use super::databases::{ScratchDatabase, test_config};
-use super::{Fault, Refusal, requests::Interceptor, states::RunningService};
+use super::{Fault, Refusal, requests::Interceptor, running_service::RunningService};
 use crate::config::{Config, Database, Limits, PasswordHashing, SETTINGS, Scope};
 use crate::http::{Method, Request, Response, reason_phrase};
 use crate::server::{self, BoundServer};
@@ -35,11 +35,16 @@ struct ServiceBody {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FaultBody {
+    /// The kind of fault, such as `slow`.
     fault: String,
     method: String,
+    /// The path of the requests that fail, or their target, with the query.
     path: String,
+    /// How many requests fail: one if this is missing.
     times: Option<u32>,
+    /// How long the fault `slow` delays an answer.
     seconds: Option<f64>,
+    /// How many bytes of an answer the fault `cut` lets through.
     bytes: Option<usize>,
 }
 
@@ -66,8 +71,8 @@ fn validate_setting(name: &str, for_first_service: bool) -> Result<(), String> {
     }
 }
 
-/// Returns the configuration of a test's service with these settings. Blocks while it reads the files that `…_FILE`
-/// settings name. The error is one line.
+/// Returns the configuration of a test's service with these settings: of the first service if `is_first` is true.
+/// Blocks while it reads the files that `…_FILE` settings name. The error is one line.
 pub fn service_config(settings: &BTreeMap<String, OsString>, is_first: bool) -> Result<Config, String> {
     settings.keys().try_for_each(|name| validate_setting(name, is_first))?;
     let base = Config {

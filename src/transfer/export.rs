@@ -92,8 +92,8 @@ impl ExportOptions {
     }
 }
 
-/// Writes an apostrophe before each formula in a text, so that a spreadsheet does not compute it. A formula is at the
-/// start, or behind a character that may end a cell.
+/// Returns the text with an apostrophe before each formula, so that a spreadsheet does not compute it. A formula is at
+/// the start, or behind a character that may end a cell.
 fn disable_formulas(text: &str) -> String {
     let mark = |cell: &str| if cell.trim_start_matches('"').starts_with(FORMULA_CHARS) { "'" } else { "" };
     text.split_inclusive(CELL_ENDS).flat_map(|cell| [mark(cell), cell]).collect()

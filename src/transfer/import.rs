@@ -3,7 +3,7 @@
 //! An import validates records, stages their users in a temporary table, compares the staged users with one another and
 //! with the stored users, and stores them by one insert.
 
-use super::read::{read, read_error};
+use super::records::{self, read_error};
 use super::rules::{Record, Rules, ValidUser, member_at};
 use super::{FieldMapping, Format, TransferError};
 use crate::config::Config;
@@ -68,6 +68,7 @@ pub struct ImportOutcome {
 }
 
 impl ImportOutcome {
+    /// Counts a refused record, and keeps its problem if the record is one of the first [`MAX_PROBLEMS`].
     fn add_problem(&mut self, record_number: i64, problem: String) {
         self.refused_records += 1;
         self.problems_by_record.insert(record_number, problem);
@@ -128,7 +129,7 @@ pub fn import(
         Ok::<_, TransferError>(())
     };
     let (mut batch, mut unseen) = (Vec::new(), None);
-    let unit = read(input, &rules, &mut |record| {
+    let record_word = records::read(input, &rules, &mut |record| {
         if let Ok(object) = &record.members {
             let paths = unseen.get_or_insert_with(|| rules.mapped_paths());
             paths.retain(|path| member_at(object, path).is_none());
@@ -141,7 +142,7 @@ pub fn import(
     if let Some(path) = unseen.iter().flatten().next() {
         return Err(read_error(format!("no user has {path}, which --map names")));
     }
-    outcome.record_word = unit;
+    outcome.record_word = record_word;
     let removed = bulk::deduplicate(&mut transaction, options.skip_existing, MAX_PROBLEMS as i64)?;
     let Duplicates { skipped_count, refused_count, first_refused } = removed;
     outcome.existing_users = skipped_count;

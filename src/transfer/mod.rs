@@ -4,7 +4,7 @@
 
 mod export;
 mod import;
-mod read;
+mod records;
 mod rules;
 
 pub use export::{ExportOptions, export};

@@ -183,6 +183,7 @@ pub(super) fn read_error(problem: impl Into<String>) -> TransferError {
     io::Error::other(problem.into()).into()
 }
 
+/// Returns the error of a record that has more than [`MAX_RECORD_BYTES`].
 fn too_long_error(record_word: &str, number: i64) -> TransferError {
     read_error(format!("{record_word} {number} is longer than {MAX_RECORD_BYTES} bytes"))
 }
@@ -222,6 +223,7 @@ impl<R: Read> Read for BoundedInput<'_, R> {
 /// A reader of one JSON array, whose elements are records. Holds one element at a time.
 struct ArrayReader<'a> {
     sink: &'a mut Sink<'a>,
+    /// How many elements have been read, which is also the number of the last one.
     element_count: i64,
     /// The error that `sink` has returned, which ends the import.
     error: Option<TransferError>,
@@ -230,6 +232,7 @@ struct ArrayReader<'a> {
 }
 
 impl ArrayReader<'_> {
+    /// Calls `sink` with each element of the array. Fails if anything but white space follows the array.
     fn read(mut self, input: impl Read) -> Result<(), TransferError> {
         let mut array = serde_json::Deserializer::from_reader(input);
         let end = array.deserialize_seq(&mut self).and_then(|()| array.end());
