@@ -3,13 +3,13 @@
 
 mod trial;
 
-pub use crate::db::counts::compare_user_counts;
 pub use crate::db::findings::{Finding, Severity};
+pub use crate::db::user_counts::compare_user_counts;
 
 use crate::db::connect::DbHosts;
 use crate::db::findings::{FIND_MIGRATION_OBSTACLES, add_findings, get_findings};
 use crate::db::migrate::{Migrations, connect_if_migrated, find_other_schemas, try_second_session};
-use crate::db::{counts, session::query_lines};
+use crate::db::{session::query_lines, user_counts};
 use crate::{config::Config, error::StartError};
 use Severity::{Fine, Note, Problem};
 use postgres::{Client, Error, types::Type};
@@ -64,7 +64,7 @@ const FIND_HASH_READERS: &str = "\
         and rolname is distinct from current_user and rolname::text is distinct from 'pg_read_all_data' \
     order by 1";
 
-/// Lists the statements that give the role $1 the rights to run a service, one in each row.
+/// Makes the statements that give the role $1 the rights to run a service, one in each row.
 const MAKE_GRANT_STATEMENTS: &str = "\
     select format(line, current_schema(), rolname, current_database(), pg_get_serial_sequence('users', 'id')) \
     from pg_roles, unnest(array[ \
@@ -99,7 +99,7 @@ fn describe_unused_schemas(client: &mut Client) -> Result<impl Iterator<Item = S
 /// Counts all users anew, and stores the counts by which pages are found. Returns a line with the number of users.
 /// Blocks while the database counts.
 pub fn recount_users(config: &Config) -> Result<String, StartError> {
-    counts::recount_users(&mut connect_if_migrated(config)?).map_err(StartError::Statement)
+    user_counts::recount_users(&mut connect_if_migrated(config)?).map_err(StartError::Statement)
 }
 
 /// Returns the statements that give a role the rights to run a service. Each ends with a semicolon.
@@ -185,7 +185,7 @@ fn find_flaws(client: &mut Client, ours: &Migrations, options: CheckOptions) -> 
         add_findings(&mut findings, severity, "privileges", [row.get::<_, String>(0)]);
     }
     if options.compares_user_counts {
-        match counts::compare_user_counts(client) {
+        match user_counts::compare_user_counts(client) {
             Ok(line) => add_findings(&mut findings, Fine, "tables", [line]),
             Err(line) => add_findings(&mut findings, Problem, "tables", [line]),
         }

@@ -43,10 +43,15 @@ use ExpectedResult::*;
 /// create.
 type TrialStep<'a> = (&'a str, &'a str, &'a str, ExpectedResult, &'a str);
 
+/// The arguments with which [`CREATE_WITH_KEYS`] creates the trial's user, in the form that [`TrialStep`] explains.
 const CREATE_ARGUMENTS: &str = r#"('{n}', '{:key@userd.invalid}', '{":password_hash"}', '{:key}', '{:key}')"#;
+/// The arguments with which [`UPDATE_MANY`] changes the name of the trial's user.
 const RENAME_ARGUMENTS: &str = "('{:id}', '{true}', '{null}', '{null}', '{n}', '{null}')";
+/// The arguments with which [`UPDATE_PASSWORD`] stores a hash for the trial's user.
 const NEW_PASSWORD_ARGUMENTS: &str = "(:id, true, null, null, null, null, ':password_hash')";
+/// The remedy that creates anew the unique index of addresses.
 const EMAIL_INDEX: &str = "unique index users_email_key";
+/// The remedy that creates anew the trigger that gives a changed user a new ETag.
 const ETAG_TRIGGER: &str = "trigger zz_user_version";
 const REINDEX_REMEDY: &str = "reindex table users";
 const FOREIGN_KEY_REMEDY: &str = "alter table credentials drop constraint if exists credentials_user_id_fkey, \
@@ -149,6 +154,7 @@ const FIND_ID_SEQUENCE: &str = "select name, has_sequence_privilege(name, 'SELEC
 const FIND_UNUSABLE_NEXT_ID: &str = "select last_value from SEQUENCE where last_value = bigint '9223372036854775807' \
     or exists (select from users where id >= last_value and (id > last_value or not is_called))";
 
+/// The remedy if the next id cannot be used: sets the sequence to the largest id of a stored user.
 const ID_SEQUENCE_REMEDY: &str =
     "select setval(pg_get_serial_sequence('users', 'id'), coalesce(max(id), bigint '1')) from users";
 
@@ -186,6 +192,7 @@ pub(super) fn execute_trial(
     // null in the text of an array as null, whatever the role's setting is, because a service sends no such text.
     const SET_UP_TRANSACTION: &str = "set local application_name = 'userd check'; set local array_nulls = on; \
         set local idle_in_transaction_session_timeout = '5s'; set constraints all immediate";
+    /// Returns a random key for the trial's user, the schema, and whether the transaction refuses changes.
     const READ_KEY_AND_SCHEMA: &str = "select gen_random_uuid()::text, quote_ident(current_schema()::text), \
         current_setting('transaction_read_only') = 'on'";
     for _ in 0..MAX_TRIAL_ATTEMPTS {
@@ -316,7 +323,7 @@ impl Trial<'_> {
         // all users.
         let plan = rows.next().filter(|_| expected != NoRow);
         let plan = plan.and_then(|row| serde_json::from_str(row.get(0)?).ok());
-        for table in scanned_tables(&plan.unwrap_or_default()) {
+        for table in fully_scanned_tables(&plan.unwrap_or_default()) {
             self.add_problem(&format!("requests read all of {table}"), "", plan_remedy);
         }
         let row = rows.next().filter(|row| row.get(0).is_some());
@@ -399,11 +406,11 @@ impl Trial<'_> {
 
 /// Returns the tables of userd of which a plan reads all rows: without an index, or by an index without a condition on
 /// its columns.
-fn scanned_tables(plan: &Value) -> Vec<&str> {
+fn fully_scanned_tables(plan: &Value) -> Vec<&str> {
     let node = plan["Node Type"].as_str().unwrap_or_default();
     let is_whole = node == "Seq Scan" || node.starts_with("Index") && plan["Index Cond"].is_null();
     let table = plan["Relation Name"].as_str().filter(|table| is_whole && WRITTEN_TABLES.contains(table));
     let parts =
         [plan, &plan["Plans"]].into_iter().filter_map(Value::as_array).flatten().chain(plan.get("Plan"));
-    table.into_iter().chain(parts.flat_map(scanned_tables)).collect()
+    table.into_iter().chain(parts.flat_map(fully_scanned_tables)).collect()
 }

@@ -171,6 +171,7 @@ pub(super) fn is_host_name(name: &str) -> bool {
     })
 }
 
+/// Returns the error for a variable whose value is refused. `problem` says what is wrong with the value.
 pub(super) fn refuse(variable: &'static str, problem: impl Into<String>) -> ConfigError {
     ConfigError { variable, problem: problem.into() }
 }

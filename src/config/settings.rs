@@ -38,6 +38,7 @@ pub enum Scope {
 /// function checks the value that the field has. It returns the value of the field as text.
 type SetField = fn(&mut Config, Option<&str>) -> ShownValue;
 
+/// Returns a row of [`SETTINGS`]. `set` parses the text of the variable.
 const fn setting(variable: &'static str, scope: Scope, set: SetField, help: &'static str) -> Setting {
     Setting { variable, help, scope, set }
 }

@@ -61,8 +61,8 @@ pub const GRANTS_REMEDY: &str =
 pub const HISTORY_TABLE: &str = "refinery_schema_history";
 
 /// The names of the migrations that the database lacks or has with another text. `None` if the service can use the
-/// database: all migrations are applied, and beside them only newer, compatible ones. An empty list if all are applied,
-/// but also an unknown one that is not newer.
+/// database: it has all migrations of the service, and further ones only if they are newer and compatible. An empty
+/// list if the database has all migrations of the service, but also an unknown one that is not newer.
 type MissingMigrations = Option<Vec<String>>;
 
 /// The version of each migration, with the checksum of its text.
@@ -100,6 +100,7 @@ impl Migrations {
         self.0.iter().flat_map(names_created_by).collect()
     }
 
+    /// Returns the version and the checksum of each migration.
     fn keys(&self) -> MigrationKeys {
         self.0.iter().map(migration_key).collect()
     }
@@ -347,7 +348,7 @@ fn names_created_by(migration: &Migration) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Fails if the schema has an object with one of `names`, none of which userd has created.
+/// Fails if the schema has an object with one of `names`, because another program must have created the object.
 fn refuse_taken_names(client: &mut Client, names: &[&str]) -> Result<(), Box<dyn Error>> {
     let taken = query_lines(client, FIND_TAKEN_NAME, &[(&names, Type::TEXT_ARRAY)])?;
     let Some(thing) = taken.first() else { return Ok(()) };

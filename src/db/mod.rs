@@ -6,8 +6,6 @@ pub(crate) mod blocking;
 #[cfg(feature = "command")]
 pub mod bulk;
 pub mod connect;
-#[cfg(any(test, feature = "command"))]
-pub mod counts;
 #[cfg_attr(not(feature = "command"), expect(dead_code, reason = "only a check tells weights"))]
 pub mod findings;
 pub mod migrate;
@@ -19,6 +17,8 @@ pub mod session_settings;
 mod sqlstate;
 pub mod target;
 pub mod tls;
+#[cfg(any(test, feature = "command"))]
+pub mod user_counts;
 
 /// The tables whose rows the statements of a service change.
 pub const WRITTEN_TABLES: &[&str] = &["users", "credentials", "idempotency_keys"];

@@ -37,6 +37,7 @@ pub const EXPIRE_IDEMPOTENCY_KEYS: &str = "
 /// The most rows that one [`EXPIRE_IDEMPOTENCY_KEYS`] removes.
 const MAX_REMOVED_KEYS: usize = 1000;
 
+/// The problem of a service if [`DbAnswer::has_wrong_schema`] is true.
 const UNEXPECTED_SCHEMA: &str = "the database's schema is not the one expected";
 
 /// A thread that probes the database. The thread ends when its `Prober` is dropped.

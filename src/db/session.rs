@@ -41,7 +41,9 @@ impl Session {
     /// afterwards, the change could not be sent again, because the server may have executed it. Looks at the socket
     /// only if the connection was idle for a second, and then blocks for a millisecond.
     pub(super) fn is_alive(&mut self) -> bool {
+        /// The idle time after which the socket is looked at.
         const MIN_IDLE_TIME: Duration = Duration::from_secs(1);
+        /// The longest time that a look at the socket blocks.
         const MAX_POLL_TIME: Duration = Duration::from_millis(1);
         self.last_answer_at.elapsed() < MIN_IDLE_TIME
             || self.connection.notifications().timeout_iter(MAX_POLL_TIME).next().is_ok()

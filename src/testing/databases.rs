@@ -94,7 +94,7 @@ impl Drop for ScratchDatabase {
             Ok(String::new())
         } else {
             Client::connect(&self.url, NoTls)
-                .map_or(Ok(String::new()), |mut client| crate::db::counts::compare_user_counts(&mut client))
+                .map_or(Ok(String::new()), |mut db| crate::db::user_counts::compare_user_counts(&mut db))
         };
         run_outside_of_runtimes(|| {
             let mut session = CLUSTER_SESSION.lock();

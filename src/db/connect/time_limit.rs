@@ -23,6 +23,7 @@ const DESCRIPTORS_PER_CONNECT: usize = 12;
 /// The backoff of connects to one host, which grows with the connects that were given up without an answer in time.
 #[derive(Default)]
 pub struct ConnectBackoff {
+    /// The number of threads that still wait for the host, although their connect was given up.
     waiting_threads: Arc<AtomicU32>,
     /// The time at which the last connect was given up.
     last_given_up_at: Mutex<Option<Instant>>,
@@ -32,6 +33,7 @@ impl ConnectBackoff {
     /// Returns true if it is too early to connect to the host again. The pause after a connect that was given up grows
     /// with the number of threads that still wait for the host.
     pub fn is_paused(&self) -> bool {
+        /// The pause while one thread waits for the host. It grows with the square of the number of threads.
         const FIRST_PAUSE: Duration = Duration::from_millis(250);
         let threads = self.waiting_threads.load(Ordering::Relaxed);
         self.last_given_up_at.lock().is_some_and(|last| last.elapsed() < FIRST_PAUSE * threads * threads)

@@ -22,8 +22,8 @@ const RECOUNT_USERS: &str = "\
     insert into user_counts select id >> 12, count(*) from users group by 1; \
     commit";
 
-/// Compares the stored counts with the users. Returns a line that says that they agree, or one with the difference as
-/// the error. Blocks while the database counts; changes of users go on.
+/// Compares the stored counts with the users. Returns a line that says that counts and users agree, or an error
+/// of one line with the difference. Blocks while the database counts; changes of users go on.
 pub fn compare_user_counts(client: &mut Client) -> Result<String, String> {
     let row = client.query_typed_one(COMPARE_USER_COUNTS, &[]).map_err(|error| explain(&error))?;
     let (blocks, users): (i64, i64) = (row.get(0), row.get(1));
