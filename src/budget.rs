@@ -20,6 +20,7 @@ pub struct MemoryBudget {
     state: Arc<MemoryState>,
 }
 
+/// The count and the waiting reservation, which all clones of a [`MemoryBudget`] share.
 #[derive(Default)]
 struct MemoryState {
     held_bytes: AtomicUsize,

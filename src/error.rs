@@ -13,6 +13,7 @@ pub(crate) const NUL_MESSAGE: &str = "must not contain NUL (U+0000)";
 /// The media types that the body of a PATCH may have: JSON Merge Patch (RFC 7396), and plain JSON.
 pub(crate) const PATCH_TYPES: &str = "application/merge-patch+json, application/json";
 
+/// The message of the answer to a request whose `Host` is not allowed ([`Error::HostNotAllowed`]).
 const HOST_ADVICE: &str = "ALLOWED_HOSTS does not name this host: add its name, without a port, as in \
                         ALLOWED_HOSTS=users.example,www.example";
 
@@ -187,8 +188,10 @@ impl Error {
 pub(crate) struct Refusal<'a> {
     #[serde(skip)]
     pub status: u16,
+    /// The error in a few words. If empty, the body has no member `error`.
     #[serde(skip_serializing_if = "str::is_empty")]
     error: Cow<'static, str>,
+    /// Tells in a sentence why the request is refused, or how to correct it.
     #[serde(skip_serializing_if = "Option::is_none")]
     message: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]

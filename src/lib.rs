@@ -96,6 +96,7 @@ struct DocumentsDoctests;
 
 mod app;
 mod budget;
+/// The commands `migrate`, `check`, `recount` and `grants`.
 #[cfg(feature = "command")]
 mod check;
 #[cfg(feature = "command")]
@@ -136,6 +137,7 @@ mod secret;
 mod server;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+/// Exports and imports of users.
 #[cfg(feature = "command")]
 mod transfer;
 mod users;

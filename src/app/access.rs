@@ -99,7 +99,7 @@ impl AccessRules {
     fn is_own_host(&self, authority: &str) -> bool {
         let Some(hosts) = &self.accepted_hosts else { return true };
         let name = hosts::host_name(authority);
-        hosts::is_never_foreign(authority) || hosts.iter().any(|accepted| accepted.eq_ignore_ascii_case(name))
+        hosts::is_rebind_safe(authority) || hosts.iter().any(|accepted| accepted.eq_ignore_ascii_case(name))
     }
 }
 

@@ -16,7 +16,7 @@ use crate::db::blocking::run_outside_of_runtimes;
 use crate::db::{Pool, connect::DbHosts, migrate::Migrations, probe::Prober};
 use crate::error::{Error, StartError};
 use crate::http::{Cors, Request, RequestId, Response, log_line};
-use crate::input::refuse_query;
+use crate::input::refuse_parameters;
 use crate::metrics::Metrics;
 use crate::operations::{Authenticate, Command, Create, Delete, Find, Lane, List, Operations, Update};
 use access::AccessRules;
@@ -166,7 +166,7 @@ impl App {
             // Accepts any query in a preflight, because its query is that of the request that the browser wants to
             // send.
             if !matches!(endpoint, Endpoint::List | Endpoint::Page(_)) && !cors.is_preflight(request) {
-                refuse_query(request)?;
+                refuse_parameters(request)?;
             }
         }
         let operations = &self.operations;

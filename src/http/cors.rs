@@ -3,7 +3,7 @@
 //!
 //! Pure. Without `ALLOWED_ORIGINS` no answer has such a field.
 
-use super::{Method, Request, Response, is_token_byte};
+use super::{Method, Request, Response, is_http_token_byte};
 use std::sync::Arc;
 
 /// The header fields that a page of another origin may read, beside the few that browsers let every page read.
@@ -63,7 +63,7 @@ impl Cors {
             .with("Access-Control-Max-Age", PREFLIGHT_MAX_AGE_SECONDS);
         let lists = request.header_values(REQUEST_HEADERS_FIELD);
         let asked: Vec<_> = lists.flat_map(|list| list.split(',')).map(str::trim).collect();
-        let are_names = asked.iter().all(|name| !name.is_empty() && name.bytes().all(is_token_byte));
+        let are_names = asked.iter().all(|name| !name.is_empty() && name.bytes().all(is_http_token_byte));
         if asked.is_empty() || !are_names {
             return response;
         }

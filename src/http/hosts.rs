@@ -6,10 +6,10 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 /// docs/security.md have the same list: change all three.
 const LOCAL_TOP_DOMAINS: [&str; 5] = ["localhost", "local", "internal", "test", "svc"];
 
-/// Returns whether no stranger can own the host of an `authority` (`host` or `host:port`): the host is an IP address, a
-/// name without a dot, or a name that ends in a reserved label. By DNS rebinding, a page of another site can reach this
-/// server, but only under a name that the site's owner has registered.
-pub fn is_never_foreign(authority: &str) -> bool {
+/// Returns whether the host of an `authority` (`host` or `host:port`) is safe from DNS rebinding, because no stranger
+/// can own it: the host is an IP address, a name without a dot, or a name that ends in a reserved label. By DNS
+/// rebinding, a page of another site can reach this server, but only under a name that the site's owner has registered.
+pub fn is_rebind_safe(authority: &str) -> bool {
     if let Some(rest) = authority.strip_prefix('[') {
         let address = rest.split_once(']').map(|(address, _)| address);
         return address.is_some_and(|address| address.parse::<Ipv6Addr>().is_ok());
@@ -65,7 +65,7 @@ mod tests {
             "0x7f000001",
         ];
         for host in local {
-            assert!(is_never_foreign(host), "{host}");
+            assert!(is_rebind_safe(host), "{host}");
         }
         let foreign = [
             "",
@@ -91,7 +91,7 @@ mod tests {
             "[]",
         ];
         for host in foreign {
-            assert!(!is_never_foreign(host), "{host}");
+            assert!(!is_rebind_safe(host), "{host}");
         }
     }
 }

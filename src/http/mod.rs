@@ -12,6 +12,6 @@ pub use request::{Method, PeerKey, Request, peer_network, percent_decode};
 pub use response::{Persistence, Response, reason_phrase};
 
 /// Returns whether a token may have this byte (RFC 9110, 5.6.2). Methods, field names and transfer codings are tokens.
-pub(crate) fn is_token_byte(byte: u8) -> bool {
+pub(crate) fn is_http_token_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }

@@ -8,8 +8,8 @@ use serde_json::Value;
 use std::io::{self, Write};
 use std::{borrow::Cow, fmt, time::SystemTime};
 
-/// How many bytes are allocated for a head, and for a body: most heads, and bodies with one user, are shorter.
-const USUAL_ANSWER_BYTES: usize = 512;
+/// The bytes that are first allocated for a head, and for a body: most heads, and bodies with one user, are shorter.
+const INITIAL_BUFFER_BYTES: usize = 512;
 
 /// The most bytes of a body that is copied behind the head. The head is inserted before a longer body instead, because
 /// a copy would need the memory of that body twice.
@@ -51,7 +51,7 @@ impl fmt::Debug for Response {
 impl Response {
     /// Returns an answer whose body is one line of JSON.
     pub(crate) fn json(status: u16, value: &impl Serialize) -> Response {
-        let mut body = Vec::with_capacity(USUAL_ANSWER_BYTES);
+        let mut body = Vec::with_capacity(INITIAL_BUFFER_BYTES);
         serde_json::to_writer(&mut body, value).expect("our own types have string keys only");
         body.push(b'\n');
         if body.len() > MAX_COPIED_BODY_BYTES {
@@ -92,7 +92,7 @@ impl Response {
     /// Returns the bytes for the socket, as the answer to the request with this id. If `head_only` is true, leaves out
     /// the body but keeps its `Content-Length`, as HEAD requires.
     pub(crate) fn into_bytes(self, persistence: Persistence, head_only: bool, id: &RequestId) -> Vec<u8> {
-        let mut head = Vec::with_capacity(USUAL_ANSWER_BYTES + self.body.len().min(MAX_COPIED_BODY_BYTES));
+        let mut head = Vec::with_capacity(INITIAL_BUFFER_BYTES + self.body.len().min(MAX_COPIED_BODY_BYTES));
         self.write_head(persistence, id, &mut head).expect("a Vec takes all");
         if head_only || self.body.len() <= MAX_COPIED_BODY_BYTES {
             head.extend_from_slice(if head_only { &[] } else { &self.body });

@@ -10,4 +10,4 @@ pub mod validation;
 pub use body::parse_body;
 pub use conditions::{etag, parse_condition};
 pub use idempotency_key::parse_idempotency_key;
-pub use query::{parse_list_request, refuse_query};
+pub use query::{parse_list_request, refuse_parameters};

@@ -19,7 +19,7 @@ const EXCLUSIVE_PARAMETERS: [(&str, &[&str]); 4] = [
 ];
 
 /// The message about an `id` parameter whose value cannot be the id of a user.
-const NOT_AN_ID: &str = "must be an id, one for each parameter, as in id=3&id=5: digits, without a zero in front, up to 9223372036854775807";
+const INVALID_ID_MESSAGE: &str = "must be an id, one for each parameter, as in id=3&id=5: digits, without a zero in front, up to 9223372036854775807";
 
 /// The most unknown parameters that a refusal names, because the answer must not repeat a query of thousands of
 /// parameters.
@@ -53,7 +53,7 @@ pub fn parse_list_request(request: &Request, max_per_page: u32) -> Result<ListRe
             query.add_violation(name, "not", message);
         }
     }
-    query.refuse_unknown(&LIST_PARAMETERS)?;
+    query.refuse_invalid(&LIST_PARAMETERS)?;
     let named = (!ids.is_empty()).then_some(ids.len() as u32);
     let per_page = per_page.map_or(15.min(max_per_page), |number| number as u32);
     let per_page = named.unwrap_or(per_page);
@@ -65,8 +65,8 @@ pub fn parse_list_request(request: &Request, max_per_page: u32) -> Result<ListRe
 }
 
 /// Fails with [`Error::InvalidQuery`] if the query has any parameter, for routes that take no parameters.
-pub fn refuse_query(request: &Request) -> Result<(), Error> {
-    Query::new(request).refuse_unknown(&[])
+pub fn refuse_parameters(request: &Request) -> Result<(), Error> {
+    Query::new(request).refuse_invalid(&[])
 }
 
 /// The parameters of a query string, and the violations that were found in them.
@@ -117,7 +117,7 @@ impl<'a> Query<'a> {
         if ids.len() > max_ids as usize {
             self.add_violation(name, "maxItems", format!("must be given at most {max_ids} times"));
         } else if ids.contains(&None) {
-            self.add_violation(name, "pattern", NOT_AN_ID);
+            self.add_violation(name, "pattern", INVALID_ID_MESSAGE);
         }
         ids.into_iter().flatten().collect()
     }
@@ -153,7 +153,7 @@ impl<'a> Query<'a> {
 
     /// Adds a violation for each parameter that is not one of `known`. The violation lacks the parameter's value, which
     /// may be a token. Fails with [`Error::InvalidQuery`] if the query has violations of any kind.
-    fn refuse_unknown(mut self, known: &[&str]) -> Result<(), Error> {
+    fn refuse_invalid(mut self, known: &[&str]) -> Result<(), Error> {
         let unknown = self.parameters.iter().map(|(name, _)| name).filter(|name| !known.contains(&&***name));
         let unknown: Vec<_> = unknown.take(MAX_SHOWN_PARAMETERS).cloned().collect();
         for name in unknown {
@@ -314,13 +314,13 @@ mod tests {
     #[test]
     fn routes_without_parameters() {
         for target in ["/users/1", "/users/1?", "/users/1?&&"] {
-            assert!(refuse_query(&Request::get(target)).is_ok(), "{target}");
+            assert!(refuse_parameters(&Request::get(target)).is_ok(), "{target}");
         }
         for target in ["/users/1?page=1", "/users/1?=", "/users/1?x&y"] {
-            assert!(refuse_query(&Request::get(target)).is_err(), "{target}");
+            assert!(refuse_parameters(&Request::get(target)).is_err(), "{target}");
         }
         let many = format!("/users/1?{}", "a&".repeat(3000));
-        match refuse_query(&Request::get(many)) {
+        match refuse_parameters(&Request::get(many)) {
             Err(Error::InvalidQuery(violations)) => {
                 assert_eq!(violations.len(), MAX_SHOWN_PARAMETERS);
                 assert_eq!(violations[0].message, "is not a parameter here; there is none");

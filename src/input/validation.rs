@@ -14,10 +14,10 @@ use serde_json::{Map, Value};
 const NO_NUL_PATTERN: &str = r"^[^\x00]*$";
 
 /// The file names by which the description of the service (`openapi.json`) refers to the schemas of bodies.
-const SCHEMA_FILES: [&str; 3] = ["create-user.basic.json", "patch-user.basic.json", "authenticate.json"];
+const SCHEMA_FILE_NAMES: [&str; 3] = ["create-user.basic.json", "patch-user.basic.json", "authenticate.json"];
 
-/// Returns the schema of a body in this variant. `name` is one of `SCHEMA_FILES`, whatever the variant; for another
-/// name, returns `None`.
+/// Returns the schema of a body in this variant. `name` is one of `SCHEMA_FILE_NAMES`, whatever the variant; for
+/// another name, returns `None`.
 pub fn find_schema(name: &str, variant: Schema) -> Option<Value> {
     let text = match (name, variant) {
         ("create-user.basic.json", Schema::Basic) => include_str!("../../schemas/create-user.basic.json"),
@@ -51,6 +51,7 @@ pub struct BodySchema {
     /// True if the file of the schema has `format: email`. The validator does not check this format:
     /// [`email::validate_email`] is called instead.
     has_email_format: bool,
+    /// The setting `VALIDATION`, which decides with which error an invalid body is refused.
     mode: config::Validation,
 }
 
@@ -59,7 +60,7 @@ impl BodySchemas {
     pub fn new(variant: Schema, mode: config::Validation) -> BodySchemas {
         let compile =
             |name| BodySchema::new(find_schema(name, variant).expect("a body has this schema"), mode);
-        let [create, patch, authenticate] = SCHEMA_FILES.map(compile);
+        let [create, patch, authenticate] = SCHEMA_FILE_NAMES.map(compile);
         BodySchemas { variant, create, patch, authenticate }
     }
 }
@@ -201,7 +202,7 @@ mod tests {
     #[test]
     fn a_patch_has_the_rules_of_a_create() {
         for variant in [Schema::Basic, Schema::Strict] {
-            let [create, patch, _] = SCHEMA_FILES.map(|name| find_schema(name, variant).unwrap());
+            let [create, patch, _] = SCHEMA_FILE_NAMES.map(|name| find_schema(name, variant).unwrap());
             let mut expected = create.clone();
             expected["title"] = patch["title"].clone();
             expected["properties"]["password"]["type"] = json!(["string", "null"]);
@@ -267,7 +268,7 @@ mod tests {
             Draft7.subresources_of(schema).for_each(check);
         }
         for (name, variant) in
-            SCHEMA_FILES.iter().flat_map(|name| [(name, Schema::Basic), (name, Schema::Strict)])
+            SCHEMA_FILE_NAMES.iter().flat_map(|name| [(name, Schema::Basic), (name, Schema::Strict)])
         {
             let schema = find_schema(name, variant).unwrap();
             assert_eq!(schema["$schema"], "http://json-schema.org/draft-07/schema#", "{name}");

@@ -115,9 +115,9 @@ impl Metrics {
         *self.refusal_counts.lock().entry(reason.into()).or_default() += 1;
     }
 
-    /// Counts an executed batch of a lane. `lane_index` is the index of the lane, `commands` the size of the batch.
-    pub fn count_batch(&self, lane_index: usize, commands: usize) {
-        self.batch_sizes[lane_index].1.lock().add(commands as f64, &BATCH_SIZE_BUCKETS);
+    /// Counts an executed batch of a lane. `batch_size` is the number of commands in the batch.
+    pub fn count_batch(&self, lane_index: usize, batch_size: usize) {
+        self.batch_sizes[lane_index].1.lock().add(batch_size as f64, &BATCH_SIZE_BUCKETS);
     }
 
     /// Writes all metrics of the service and of its process.

@@ -28,6 +28,7 @@ pub fn write_metrics(text: &mut MetricsText) {
     }
     // Computes the start time only once: it is the difference of two clocks that differ in their rates, and would
     // change from scrape to scrape.
+    /// The result of [`compute_start_time_seconds`] at the first scrape; holds `None` if the time is not known.
     static START_TIME_SECONDS: OnceLock<Option<f64>> = OnceLock::new();
     if let Some(started) = START_TIME_SECONDS.get_or_init(compute_start_time_seconds) {
         let help = "When the process started, in seconds since 1970.";

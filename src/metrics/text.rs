@@ -8,12 +8,13 @@ use std::fmt::Display;
 pub struct MetricsText {
     /// The text so far, which is complete once all metrics are added.
     pub text: String,
+    /// The name of the family that was added last.
     current_family: &'static str,
 }
 
 impl MetricsText {
     /// Begins a family of metrics, to which the values that are added next belong. `kind` is `counter` (a number that
-    /// only grows until the process bounds), `gauge` or `histogram`; `help` is one line.
+    /// only grows until the process ends), `gauge` or `histogram`; `help` is one line.
     pub fn add_family(&mut self, name: &'static str, kind: &str, help: &str) {
         self.text += &format!("# HELP {name} {help}\n# TYPE {name} {kind}\n");
         self.current_family = name;
@@ -48,6 +49,7 @@ impl MetricsText {
         self.add_sample("_count", labels, count);
     }
 
+    /// Adds a line of the current family: its name with a suffix (as `_sum`), the labels and the value.
     fn add_sample(&mut self, suffix: &str, labels: &[(&str, &str)], value: impl Display) {
         let labels: Vec<_> = labels.iter().map(|(name, label)| format!("{name}=\"{label}\"")).collect();
         let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };

@@ -47,6 +47,7 @@ impl Create {
     }
 }
 
+/// Creates a user without a password. Returns no row if another user has the address.
 pub(crate) const CREATE: &str = r#"
     insert into users (name, email) values ($1, $2)
     on conflict (lower(email::text collate "C")) do nothing
@@ -239,6 +240,7 @@ impl Change for Create {
 }
 
 impl Create {
+    /// Answers with the created user, or goes on to compare this create with the earlier create of its key.
     fn answer(&mut self, operations: &Operations, created: &StoredUser) -> Result<Outcome, Failure> {
         if created.earlier_body.is_none() {
             Ok(created.answer().into())
@@ -271,6 +273,7 @@ impl Create {
 }
 
 impl StoredUser {
+    /// Returns the answer 201 to a create that has stored this user.
     fn answer(&self) -> Response {
         let location = format!("/users/{}", self.user.id);
         Response::json(201, &self.user).with("Location", location).with("ETag", etag(self.user.revision()))

@@ -31,6 +31,7 @@ impl Delete {
     }
 }
 
+/// Deletes a user at an allowed revision. Returns no row if nothing was deleted.
 pub(crate) const DELETE: &str = "
     delete from users where id = $1 and ($2::boolean or version = $3::bigint and updated_at = $4::timestamptz) returning id";
 

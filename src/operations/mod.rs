@@ -151,7 +151,7 @@ pub struct Step {
     pub lane: Lane,
     /// The id of the user that the step changes, or `None` if the step changes no user. Changes of one user are
     /// executed in the order of their arrival.
-    pub changed_user: Option<i64>,
+    pub changed_user_id: Option<i64>,
     /// The most users that the answer to a list has; 0 for other commands.
     pub max_listed_users: usize,
 }
@@ -159,12 +159,12 @@ pub struct Step {
 impl Step {
     /// Returns a step that changes no stored user.
     pub const fn in_lane(lane: Lane) -> Step {
-        Step { lane, changed_user: None, max_listed_users: 0 }
+        Step { lane, changed_user_id: None, max_listed_users: 0 }
     }
 
     /// Returns a step that changes the user with this id.
     pub const fn changing_user(lane: Lane, id: i64) -> Step {
-        Step { changed_user: Some(id), ..Step::in_lane(lane) }
+        Step { changed_user_id: Some(id), ..Step::in_lane(lane) }
     }
 }
 

@@ -130,6 +130,7 @@ impl Drop for Attempt {
 }
 
 impl CountedAttempts {
+    /// Returns the time by the clock, which a test may have put ahead.
     fn now(&self) -> Instant {
         Instant::now() + self.clock_lead
     }

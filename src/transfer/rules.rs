@@ -6,7 +6,7 @@ use super::{ImportOptions, PASSWORD_HASH_FIELD};
 use crate::config::{Config, Validation as Mode};
 use crate::users::{
     email,
-    password::{Hasher, PasswordHash, is_hash},
+    password::{Hasher, PasswordHash, looks_like_hash},
     timestamp,
     user::{self, UserChanges, parse_id},
 };
@@ -172,7 +172,7 @@ impl Rules<'_> {
                 _ if !self.options.hash_passwords => {
                     Err(format!("/password may be a hash: {hashes}, or --clear-passwords if all are clear"))
                 }
-                Value::String(text) if is_hash(text) => Err(format!("/password is a hash: {hashes}")),
+                Value::String(text) if looks_like_hash(text) => Err(format!("/password is a hash: {hashes}")),
                 _ => Ok(()),
             }?;
         }

@@ -16,7 +16,7 @@ use subtle::ConstantTimeEq;
 
 /// The most memory that verifying a password may take, because every client that knows the address of a user can cause
 /// this work.
-const MAX_VERIFYING_MEMORY: u64 = 129 << 20;
+const MAX_VERIFYING_BYTES: u64 = 129 << 20;
 
 /// The most processor time that verifying one form of a password may take. A password that is not in NFC has two forms,
 /// so that a login takes up to 1.4 s.
@@ -45,7 +45,7 @@ const BCRYPT_ROUND_NS: u64 = 60_000;
 /// Time of a round of MD5 over a password of [`MAX_FOREIGN_PASSWORD_BYTES`].
 const PHPASS_ROUND_NS: u64 = 7_500;
 
-/// The message about a hash that costs more than [`MAX_VERIFYING_MEMORY`] or [`MAX_VERIFYING_NS`].
+/// The message about a hash that costs more than [`MAX_VERIFYING_BYTES`] or [`MAX_VERIFYING_NS`].
 const COSTLY_HASH: &str = "costs more to verify than 129 MiB of memory, or 1.5 s of a core for any password";
 
 /// The message about a hash in a format that userd does not verify.
@@ -63,7 +63,7 @@ const FOREIGN_HASH_PREFIXES: &str =
 
 /// Returns whether a text looks like a hash: it ends in characters of a digest, behind a name in braces or behind two
 /// `$`.
-pub fn is_hash(text: &str) -> bool {
+pub fn looks_like_hash(text: &str) -> bool {
     /// Length of the shortest digest, which crypt(3) makes by DES.
     const MIN_DIGEST_CHARS: usize = 13;
     let text = text.trim();
@@ -104,7 +104,7 @@ impl<'a> ParsedHash<'a> {
             _ => return Err(UNKNOWN_FORMAT),
         };
         let parsed = parsed.ok_or(DAMAGED_HASH)?;
-        let is_cheap = parsed.memory_bytes <= MAX_VERIFYING_MEMORY && parsed.verifying_ns <= MAX_VERIFYING_NS;
+        let is_cheap = parsed.memory_bytes <= MAX_VERIFYING_BYTES && parsed.verifying_ns <= MAX_VERIFYING_NS;
         is_cheap.then_some(parsed).ok_or(COSTLY_HASH)
     }
 
@@ -133,6 +133,7 @@ fn parse_phc(text: &str) -> Option<(Phc, Salt, Output)> {
     Some((hash.clone(), hash.salt?, hash.hash?))
 }
 
+/// Parses a hash by Argon2, with parameters as in `m=19456,t=2,p=1`.
 fn parse_argon2<'a>(text: &str) -> Option<ParsedHash<'a>> {
     let (hash, ..) = parse_phc(text)?;
     Version::try_from(hash.version?).ok()?;
@@ -201,6 +202,7 @@ fn to_wordpress_hash(bcrypt: ParsedHash<'_>) -> ParsedHash<'_> {
 /// Parses a hash by phpass, which executes many rounds of MD5 (WordPress before 6.8, phpBB). The text has one character
 /// for the number of rounds, eight of salt, and 22 of the hash.
 fn parse_phpass(text: &str) -> Option<ParsedHash<'_>> {
+    /// The digits by which crypt(3) writes the numbers from 0 to 63.
     const CRYPT_DIGITS: &[u8] = b"./0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
     let log2 = CRYPT_DIGITS[..=30].iter().position(|digit| Some(digit) == text.as_bytes().first())?;
     let rounds = 1_u64 << log2;

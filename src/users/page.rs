@@ -54,6 +54,7 @@ pub const DEFAULT_MAX_PER_PAGE: u32 = 1000;
 /// Returns the bytes of memory that making a page takes: `bytes_per_user` for each user, and some for the rest of the
 /// answer.
 pub fn memory_bytes(user_count: usize, bytes_per_user: usize) -> usize {
+    /// Bytes of memory that making a page takes beside the memory of its users.
     const REST_OF_ANSWER_BYTES: usize = 64 << 10;
     bytes_per_user.saturating_mul(user_count).saturating_add(REST_OF_ANSWER_BYTES)
 }

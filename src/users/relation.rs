@@ -16,6 +16,7 @@ pub type Loader<T> = Arc<dyn Fn(i64) -> Result<Option<T>, Error> + Send + Sync>;
 pub struct Relation<T> {
     /// The name of the relation, for the error of a forbidden access.
     name: &'static str,
+    /// Empty until the record is loaded; holds `None` if the owner has no such record.
     value: OnceLock<Option<T>>,
     /// The loader and the owner's id; `None` if loading on access is forbidden.
     loader_and_owner: Option<(Loader<T>, i64)>,

@@ -8,6 +8,7 @@ use time::format_description::well_known::{
 };
 use time::{OffsetDateTime, UtcOffset};
 
+/// The format of a time as text, with six digits behind the seconds.
 const MICROSECOND_FORMAT: EncodedConfig =
     Config::DEFAULT.set_time_precision(TimePrecision::Second { decimal_digits: NonZero::new(6) }).encode();
 

@@ -155,6 +155,7 @@ struct Rule {
     min_chars: usize,
     max_chars: usize,
     allows_null: bool,
+    /// True if the value may have control characters.
     allows_controls: bool,
 }
 

@@ -4,7 +4,7 @@
 //! and dropped, and their size is bounded.
 
 use super::{FramedRequest, next_line};
-use crate::http::is_token_byte;
+use crate::http::is_http_token_byte;
 use crate::{config::Limits, error::Error};
 
 /// The most bytes of the line that begins a chunk: up to 16 digits of its size, and extensions.
@@ -101,7 +101,7 @@ impl ArrivingRequest {
                 self.overhead_bytes += line.len();
                 let name = line.split(|&byte| byte == b':').next().unwrap_or_default();
                 let is_well_formed = name.len() < line.len() && !name.is_empty();
-                if !is_well_formed || !name.iter().copied().all(is_token_byte) {
+                if !is_well_formed || !name.iter().copied().all(is_http_token_byte) {
                     return Err(Error::BadRequest("a trailer field is malformed"));
                 }
                 Ok(BodyPart::TrailerLine)

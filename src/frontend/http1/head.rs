@@ -5,7 +5,7 @@
 
 use super::request_line::{RequestLine, is_authority};
 use super::{FramedRequest, forwarded};
-use crate::http::{Cors, Method, Persistence, Request, RequestId, is_token_byte};
+use crate::http::{Cors, Method, Persistence, Request, RequestId, is_http_token_byte};
 use crate::{config::Limits, error::Error};
 use httparse::Header;
 use memchr::memchr;
@@ -158,7 +158,7 @@ fn is_transfer_coding_chunked(fields: &[Header]) -> Result<Option<bool>, Error> 
     for coding in field_values(fields, "transfer-encoding").flat_map(|list| list.split(|&b| b == b',')) {
         let coding = coding.trim_ascii();
         let name = coding.split(|&byte| byte == b';').next().unwrap_or_default().trim_ascii();
-        let is_malformed = chunked || name.is_empty() || !name.iter().copied().all(is_token_byte);
+        let is_malformed = chunked || name.is_empty() || !name.iter().copied().all(is_http_token_byte);
         chunked = name.eq_ignore_ascii_case(b"chunked");
         if is_malformed || (chunked && name.len() < coding.len()) {
             return Err(Error::BadRequest("the Transfer-Encoding is malformed, or `chunked` is not its end"));

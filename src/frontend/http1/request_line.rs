@@ -4,7 +4,7 @@
 //! speak HTTP is refused early.
 
 use crate::error::Error;
-use crate::http::is_token_byte;
+use crate::http::is_http_token_byte;
 use fluent_uri::UriRef;
 use memchr::memchr;
 use std::ops::Range;
@@ -42,7 +42,7 @@ impl RequestLine {
             return Err(malformed);
         };
         let method = &line[..first];
-        if first >= last || method.is_empty() || !method.iter().copied().all(is_token_byte) {
+        if first >= last || method.is_empty() || !method.iter().copied().all(is_http_token_byte) {
             return Err(malformed);
         }
         let is_http10 = match line[last + 1..].strip_prefix(b"HTTP/") {

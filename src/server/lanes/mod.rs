@@ -174,7 +174,7 @@ impl<T> Lanes<T> {
     /// Frees the row that a command changes, so that other changes of the row may start. The caller must not execute
     /// the command any more: it is done or refused, or its client does not wait for the answer.
     pub fn free_row(&mut self, command: &QueuedCommand<T>) {
-        if let Some(row) = command.queued_step.changed_user.filter(|_| command.owns_row) {
+        if let Some(row) = command.queued_step.changed_user_id.filter(|_| command.owns_row) {
             self.taken_rows.remove(&row);
         }
     }
@@ -312,7 +312,7 @@ impl<T> Lanes<T> {
 impl<T> QueuedCommand<T> {
     /// Returns true if a command may start: its pause is over, and no other change of its row is in flight or paused.
     fn may_start(&self, taken_rows: &HashSet<i64>, now: Instant) -> bool {
-        let row = self.queued_step.changed_user.filter(|_| !self.owns_row);
+        let row = self.queued_step.changed_user_id.filter(|_| !self.owns_row);
         self.due_at <= now && row.is_none_or(|row| !taken_rows.contains(&row))
     }
 }
@@ -335,7 +335,7 @@ impl<T> Queue<T> {
             .zip(&self.commands)
             .filter(|(_, command)| {
                 command.may_start(taken_rows, now)
-                    && command.queued_step.changed_user.is_none_or(|row| changed.insert(row))
+                    && command.queued_step.changed_user_id.is_none_or(|row| changed.insert(row))
             })
             .map(|(at, command)| {
                 let count = counts.entry(command.peer).and_modify(|count| *count += 1).or_insert(1);
@@ -350,7 +350,7 @@ impl<T> Queue<T> {
             }
             let command = &mut self.commands[at];
             max_listed_users = max_listed_users.saturating_sub(command.queued_step.max_listed_users);
-            if let Some(row) = command.queued_step.changed_user {
+            if let Some(row) = command.queued_step.changed_user_id {
                 taken_rows.insert(row);
                 command.owns_row = true;
             }

@@ -418,7 +418,7 @@ impl World {
                 for command in &batch.commands {
                     let (step, since, over) = &mut self.commands[command.task as usize];
                     assert!(!*over && step.lane == batch.commands[0].queued_step.lane);
-                    if let Some(row) = step.changed_user {
+                    if let Some(row) = step.changed_user_id {
                         assert!(self.rows.insert(row), "a row is changed twice at once");
                     }
                     if let Some(since) = since.take() {
@@ -467,8 +467,8 @@ impl World {
         let table_is_locked = self.random.below(1000) < 5;
         for command in batch.commands {
             let step = self.commands[command.task as usize].0;
-            assert!(step.changed_user.is_none_or(|row| self.rows.remove(&row)));
-            let is_locked = step.changed_user.is_some_and(|row| row < LOCKED) && self.random.below(2) == 0;
+            assert!(step.changed_user_id.is_none_or(|row| self.rows.remove(&row)));
+            let is_locked = step.changed_user_id.is_some_and(|row| row < LOCKED) && self.random.below(2) == 0;
             if locks && (is_locked || table_is_locked) {
                 self.queued += 1;
                 assert!(self.bench.lanes.push_retry(command, self.bench.now).is_none(), "it is not given up");
