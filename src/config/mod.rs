@@ -8,6 +8,7 @@ mod setters;
 mod settings;
 mod trusted_proxies;
 
+pub use setters::without_brackets;
 pub use settings::{SETTINGS, Scope, Setting, ShownSetting, find_similar, is_connection_string};
 pub use trusted_proxies::TrustedProxies;
 

@@ -87,11 +87,14 @@ pub(super) fn set_database_host(field: &mut String, text: Option<&str>) -> Shown
     set_host(field, text)
 }
 
+/// Returns an IPv6 address without the brackets around it, and every other text as it is.
+pub fn without_brackets(text: &str) -> &str {
+    text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text)
+}
+
 /// Sets a field to `text`, if there is one: a host, or the path of a socket. Removes the brackets of an IPv6 address.
 /// Refuses a connection string, because `userd config` prints the field and a connection string may have a password.
 pub(super) fn set_host(field: &mut String, text: Option<&str>) -> ShownValue {
-    let without_brackets =
-        |text| str::strip_prefix(text, '[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
     match text {
         Some(text) if text.starts_with(['"', '\'']) => Err("must not have quotes around it".to_owned()),
         Some(text) if text.contains(['@', '=']) && !text.starts_with('/') && !text.starts_with("unix:") => {

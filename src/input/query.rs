@@ -154,9 +154,9 @@ impl<'a> Query<'a> {
     /// Adds a violation for each parameter that is not one of `known`. The violation lacks the parameter's value, which
     /// may be a token. Fails with [`Error::InvalidQuery`] if the query has violations of any kind.
     fn refuse_invalid(mut self, known: &[&str]) -> Result<(), Error> {
-        let unknown = self.parameters.iter().map(|(name, _)| name).filter(|name| !known.contains(&&***name));
-        let unknown: Vec<_> = unknown.take(MAX_SHOWN_PARAMETERS).cloned().collect();
-        for name in unknown {
+        let names = self.parameters.iter().map(|(name, _)| name.as_str());
+        let unknown = names.filter(|name| !known.contains(name)).map(str::to_owned);
+        for name in unknown.take(MAX_SHOWN_PARAMETERS).collect::<Vec<_>>() {
             let meant = known.iter().find(|known| known.eq_ignore_ascii_case(&name));
             let served = match (meant, known.split_last()) {
                 (Some(meant), _) => format!("{meant} is"),

@@ -110,7 +110,7 @@ fn sockets_that_a_supervisor_passes_are_all_served() {
     assert!(TcpStream::connect(v6.local_addr().unwrap()).is_ok(), "the supervisor goes on listening");
 }
 
-/// A unit with `ListenDatagram=`, or a socket that nobody has set to listen.
+/// A unit with `ListenDatagram=`, or a socket that does not listen.
 #[test]
 fn passed_sockets_that_cannot_be_served_are_refused() {
     let database = Database::create();

@@ -5,7 +5,7 @@
 //! Entries further to the left may be made up by that client.
 
 use super::head::field_values;
-use crate::config::TrustedProxies;
+use crate::config::{TrustedProxies, without_brackets};
 use std::net::{IpAddr, SocketAddr};
 
 /// Returns the rightmost address in `X-Forwarded-For` that is not a trusted proxy's, or the leftmost address if all
@@ -32,7 +32,7 @@ pub fn find_client(fields: &[httparse::Header], proxies: &TrustedProxies) -> Opt
 
 /// Parses an IP address, with or without brackets and port.
 fn parse_address(text: &str) -> Option<IpAddr> {
-    let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+    let bare = without_brackets(text);
     let address = bare.parse::<IpAddr>().ok();
     let address = address.or_else(|| text.parse::<SocketAddr>().ok().map(|address| address.ip()));
     address.map(|address| address.to_canonical())
